@@ -420,7 +420,6 @@ class LengthHistogram(NamedTuple):
 
 
 def _stretches(length: int, count: int, cut_off: int, over_length: str) -> list[tuple[int, int]]:
-    """Return (length, number) of what is left of `count` sequences of `length`."""
     if length <= cut_off:
         return [(length, count)]
     if over_length == "drop":

@@ -67,7 +67,6 @@ _MOST_AT_TWO_THIRDS_GB = 36  # of unified memory; Metal's default working set is
 _SLICE = (
     r"(?i)(.{2,60}?)[\s:_/-]+(?:mig[\s:_/-]*)?([1-7])g[._](\d{1,3})gb(?:\+me)?"  # of a GPU that MIG divides
 )
-_SHARED = ("measured_matmul_flops_per_s", "board_power_w", "idle_power_w")  # by its instances
 _REQUIRED = ("name", "memory_bytes", "memory_bytes_per_s", "flops_per_s")
 
 
@@ -297,17 +296,14 @@ def _known(name: str, folder: str) -> GpuSpec | None:
 
 
 def _slice(whole: GpuSpec, num: int, num_gb: int) -> GpuSpec | None:
-    """Return an instance that MIG makes of a GPU: so many shares of its processors, memory of its own.
-
-    Seven shares make a whole, four of an A30 or RTX PRO; memory and its bandwidth come in eighths. None where
-    the GPU has no MIG or no such memory.
-    """
+    """Return an instance that MIG makes: shares of seven, or four, of the processors; memory in eighths."""
     in_four = whole.name.startswith(("A30", "RTX PRO"))
     share, of_memory = num / (4 if in_four else 7), num_gb * 1e9 / whole.memory_bytes
     has_mig = in_four or whole.compute_capability in ("8.0", "9.0", "10.0", "10.3")
     if not (has_mig and share <= 1 and of_memory <= 1.01):
         return None
-    shared: dict[str, Any] = {key: (getattr(whole, key) or 0.0) * share or None for key in _SHARED}
+    shares = ("measured_matmul_flops_per_s", "board_power_w", "idle_power_w")
+    shared: dict[str, Any] = {key: (getattr(whole, key) or 0.0) * share or None for key in shares}
     return whole._replace(
         name=f"{whole.name} MIG {num}g.{num_gb}gb",
         memory_bytes=num_gb * 1e9,

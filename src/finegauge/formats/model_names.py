@@ -10,31 +10,14 @@ import re
 from typing import Any
 
 from finegauge.catalogue.models import named_like
+from finegauge.catalogue.tables import lines_of
+from finegauge.documents import parse_json
 from finegauge.errors import FieldError, UnknownNameError, shown
 from finegauge.formats.sheet import known_model
 from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE, QUANTIZED_BY_METHOD
 from finegauge.run.run import FROM_COMMAND_LINE, FROM_FILE, Run
 
-# What the name of a copy says after its model's: the format of its weights. First words of which it has one.
-_COPIES = (
-    ("mlx", r"^mlx-community/.*|.*[-_]mlx([-_]\w+)?$", r"([-_](mlx|\d+bit|bf16|fp16|q\d|dwq))+$",
-     "MLX's format"),
-    ("gguf", r".*[-_.]gguf(:[\w.-]+)?$|.*\.gguf$", r"([-_.](i\d|imat|[qQ]\d\w*))?[-_.]gguf(:[\w.-]+)?$",
-     "GGUF"),
-    ("ggml", r".*[-_.]ggml$", r"[-_.]ggml$", "GGML"),
-    ("q2_ q3_ q4_ q5_ q6_ q8_", r".*[-_.:]i?q\d_\w+$", r"[-_.:]i?q\d_\w+$", "GGUF"),  # a tag of Ollama
-    ("exl", r".*[-_]exl[23]([-_].*)?$", r"([-_][\d.]+bpw)?[-_]exl[23]([-_].*)?$", "ExLlama's format"),
-    ("fp8", r".*[-_.]fp8([-_.](dynamic|block|kv))?$", r"[-_.]fp8([-_.]\w+)?$", "fp8"),
-    ("fp4", r".*[-_](nvfp4|fp4)([-_]v\d)?$", r"[-_](nvfp4|fp4)([-_]v\d)?$", "nvfp4"),
-    ("gptq", r".*[-_]gptq[-_]?(int8|8bit([-_]\w+)?)$", r"[-_]gptq[-_]?(int8|8bit([-_]\w+)?)$", "gptq8"),
-    ("int8 w8a8", r".*[-_](quantized\.w8a8|w8a8|int8)$", r"[-_](quantized\.w8a8|w8a8|int8)$", "int8"),
-    ("awq gptq int4 w4a16",
-     r".*[-_](awq|gptq)([-_]?int4|[-_]4bit([-_]\w+)?)?$|.*[-_](int4|quantized\.w4a16|w4a16)$",
-     r"[-_](awq|gptq|int4|quantized\.w4a16|w4a16)([-_]?int4|[-_]4bit([-_]\w+)?)?$", "gptq4"),
-    ("8bit", r".*[-_]bnb[-_]8bit$", r"[-_]bnb[-_]8bit$", "bitsandbytes' int8"),
-    ("4bit nf4", r".*[-_](bnb[-_])?(4bit|nf4)$", r"([-_](unsloth|bnb|4bit|nf4))+$", "nf4_dq"),
-)  # fmt: skip
 _METHODS = {
     **{weights: ("gptq_lora", weights) for weights in ("gptq4", "gptq8")},
     **{"nf4_dq": ("qlora", "nf4_dq"), "bitsandbytes' int8": ("qlora", "int8")},
@@ -53,7 +36,8 @@ class Copy(NamedTuple):
 def copied(named: str) -> Copy | None:
     """Return of what `named` is a quantised copy, by its name; None where it is none."""
     named, folded = named[:200], named[:200].casefold()
-    for words, whole, ending, weights in _COPIES:
+    for line in lines_of("copies.jsonl"):  # words of which a name has one, the name, what follows its model's
+        words, whole, ending, weights = parse_json(line, "copies.jsonl").values()
         is_said = any(word in folded for word in words.split())
         if is_said and re.fullmatch(whole, named, re.IGNORECASE):
             return Copy(_base(re.sub(ending, "", named, flags=re.IGNORECASE)), weights)

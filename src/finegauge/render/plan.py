@@ -289,7 +289,6 @@ def _front_table(answer: PlanAnswer, medium: str) -> Table:
 
 
 def _named_front(answer: PlanAnswer) -> Iterator[tuple[Candidate, tuple[str, str, str], bool]]:
-    """Yield each plan of the front, its parts otherwise than in the plan to take, and whether it is that."""
     winner = answer.winner and answer.winner.candidate
     beside = answer.run.fields() if winner is None else planned_fields(answer.run, winner)
     for one in answer.front:

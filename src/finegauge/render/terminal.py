@@ -147,15 +147,14 @@ def _folded_row(row: list[str], column: int, room: int) -> Iterator[list[str]]:
     """Yield a row whose text in one column goes on in further lines, broken after hyphens and blanks."""
     from textwrap import wrap
 
-    cell, paint = row[column], re.match(_PAINT, row[column])
-    if visible_width(cell) > room:  # paint is put round each line: what stands for it is no text to fold
-        first, *rest = wrap(re.sub(_PAINT, "", cell), room)
-        around = (lambda line: f"{paint[0]}{line}\x1b[0m") if paint else str
-    else:
-        first, rest, around = cell, [], str
-    yield [*row[:column], around(first), *row[column + 1 :]]
-    for part in rest:
-        yield [around(part) if n == column else "" for n in range(len(row))]
+    if visible_width(row[column]) <= room:
+        yield row
+        return
+    paint, parts = re.match(_PAINT, row[column]), wrap(re.sub(_PAINT, "", row[column]), room)
+    lines = [f"{paint[0]}{part}\x1b[0m" if paint else part for part in parts]  # paint is no text to fold
+    yield [*row[:column], lines[0], *row[column + 1 :]]
+    for line in lines[1:]:
+        yield [line if n == column else "" for n in range(len(row))]
 
 
 def bar_lines(bar: Bar) -> Iterator[str]:

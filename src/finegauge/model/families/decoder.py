@@ -411,7 +411,6 @@ def own_task(architectures: object, own: Mapping[str, Head] | None) -> str:
 
 
 def _drops(f: Figures, head: Head) -> bool:
-    """Return whether dropout stands before the output projection."""
     for key in head.dropout:
         if (value := f.raw(key)) is not None:
             return bool(value)

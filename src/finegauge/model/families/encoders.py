@@ -191,7 +191,6 @@ def _global(f: Figures) -> Any:
 
 
 def _whole_classifier(activation: str) -> Mapping[str, Head]:
-    """Return the heads of RoBERTa's kind: a classifier that is two projections."""
     return {
         CLASSES: Head("out_proj", pooled=True, neck="dense", activation=activation, whole=True),
         TOKENS: Head(dropout=DROPOUT),
@@ -237,7 +236,6 @@ ENCODED_TASKS = {SEQ2SEQ: Head("lm_head")}
 def _attention(
     hidden: int, heads: tuple[int, int], names: tuple[str, ...], biases: tuple[bool, ...], **of: Any
 ) -> Attention:
-    """Return an attention of so many heads, each so wide, with a bias or none in each projection."""
     num, dim = heads
     *inputs, out = names
     linears = [Linear(name, hidden, num * dim, bias) for name, bias in zip(inputs, biases, strict=False)]
@@ -374,10 +372,9 @@ ENCODERS: dict[str, Family] = {
     "deberta-v2": Family(  # and 3, whose files say so too
         like="bert", build=_deberta, numerics={**BERT_NUMERICS, "kernels": ()},
         tasks={
-            MASKED: Head("decoder", neck="dense", activation="hidden_act", norm=LAYER_NORM),
+            **BERT_HEADS,
             CLASSES: Head(pooled=True, neck="dense", activation="gelu"),
             TOKENS: Head(dropout=("hidden_dropout_prob",)),
-            SPANS: Head("qa_outputs"),
             EMBEDDING: Head("", pooled=True),
         },
         defaults={
@@ -388,12 +385,11 @@ ENCODERS: dict[str, Family] = {
     "albert": Family(
         like="bert", build=_albert,
         tasks={
-            MASKED: Head("decoder", neck="dense", activation="hidden_act", norm=LAYER_NORM),
+            **BERT_HEADS,
             CLASSES: Head(
                 pooled=True, neck="pooler", activation="tanh", dropout=("classifier_dropout_prob",)
             ),
             TOKENS: Head(dropout=("classifier_dropout_prob", "hidden_dropout_prob")),
-            SPANS: Head("qa_outputs"),
             EMBEDDING: Head("", pooled=True, neck="pooler", activation="tanh", unread=True),
         },
         defaults={

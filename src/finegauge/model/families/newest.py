@@ -41,13 +41,12 @@ from finegauge.model.families.parts import (
     stack,
     window_of,
 )
-from finegauge.model.families.vision import Behind
+from finegauge.model.families.vision import Behind, defaults
 
 SPARSE = "minimax_m3_sparse"
 
 
 def _listed_flags(f: Figures, key: str, given: object) -> list[bool]:
-    """Return a list of 0 and 1, one for every layer."""
     num_layers = f.num_layers()
     if not isinstance(given, (list, tuple)) or len(given) != num_layers:
         raise FieldError(
@@ -57,7 +56,6 @@ def _listed_flags(f: Figures, key: str, given: object) -> list[bool]:
 
 
 def _m3_sparse(f: Figures, kinds: Sequence[str], routed: Sequence[bool]) -> Sequence[Hashable]:
-    """Return which layers pick blocks of keys by an indexer."""
     nested = f.part("sparse_attention_config", {}).raw("sparse_attention_freq")
     if f.items("layer_types") is None and nested is not None:
         return _listed_flags(f, "sparse_attention_freq", nested)
@@ -281,12 +279,6 @@ def step_tower(whole: Figures, text_hidden: int) -> Tower:
     return Tower(hidden, (), (Tensor("vision_model", (total,), "conv"),))
 
 
-STEP_VISION = {
-    "hidden_size": 1536, "num_hidden_layers": 47, "num_channels": 3, "image_size": 728, "patch_size": 14,
-    "mlp_ratio": 8960 / 1536,
-}  # fmt: skip
-
-
 def gemma4_towers(whole: Figures, text_hidden: int) -> Tower | None:
     """Return Gemma 4's towers, those of vision and audio that it has, and what projects from them."""
     parts: tuple[Part, ...] = ()
@@ -326,15 +318,6 @@ def _gemma4_audio(f: Figures, text_hidden: int) -> int:
 
 
 MEL_CHANNELS = 128
-GEMMA4_VISION = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
-    "num_key_value_heads": 12, "head_dim": 64, "patch_size": 16, "position_embedding_size": 10240,
-    "pooling_kernel_size": 3,
-}  # fmt: skip
-GEMMA4_AUDIO = {
-    "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 8, "conv_kernel_size": 5,
-    "subsampling_conv_channels": (128, 32), "output_proj_dims": 1536,
-}  # fmt: skip
 
 
 def gemma3n(f: Figures) -> Architecture:
@@ -365,16 +348,9 @@ def gemma3n_text(text: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 GEMMA3N_EYE = "mobilenetv5_300m_enc"
-GEMMA3N_TOWERS = {  # counted on the transformers 5.24 classes, with timm's MobileNet
-    "vision_tower": 294_126_912, "embed_vision": 4_460_544,
-    "audio_tower": 681_348_640, "embed_audio": 3_345_408,
-}  # fmt: skip
-GEMMA3N_TEXT = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim",
-    "num_key_value_heads", "num_kv_shared_layers", "laurel_rank", "hidden_size_per_layer_input",
-    "vocab_size_per_layer_input", "altup_num_inputs", "sliding_window", "layer_types",
-    "activation_sparsity_pattern", "final_logit_softcapping", "max_position_embeddings",
-)  # fmt: skip
+STEP_VISION, GEMMA4_VISION, GEMMA4_AUDIO, GEMMA3N_TOWERS, GEMMA3N_TEXT = defaults(
+    "STEP_VISION", "GEMMA4_VISION", "GEMMA4_AUDIO", "GEMMA3N_TOWERS", "GEMMA3N_TEXT"
+)
 
 # fmt: off
 NEWEST: dict[str, Family] = {

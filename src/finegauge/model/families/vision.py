@@ -4,11 +4,13 @@ Towers are as the transformers 5.23 classes build them, whose defaults stand her
 stand under `text_config`, those of the tower under `vision_config`.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from finegauge.documents import MAX_DOCUMENT_BYTES, parse_json, read_text
 from finegauge.errors import FieldError, shown
 from finegauge.model.blocks import (
     Architecture,
@@ -405,7 +407,6 @@ def _patches(f: Figures) -> int:
 
 
 def _tables(hidden: int, rows: int, names: tuple[str, str]) -> list[Tensor]:
-    """Return the row that stands before an image's patches, and the positions of all."""
     return [Tensor(names[0], (hidden,), "state"), Tensor(names[1], (rows, hidden), "state")]
 
 
@@ -434,7 +435,6 @@ def _encoder(
 def _projector(
     inputs: int, size: int, out: int, joined: int = 1, names: Sequence[str] = LINEARS, bias: bool = True
 ) -> Part:
-    """Return two projections of so many patches side by side."""
     both = Linear(names[0], inputs, size, bias), Linear(names[1], size, out, bias)
     return Part(FeedForward(inputs, size, False, both, "gelu"), projector=True, joined=joined)
 
@@ -451,63 +451,23 @@ def _patch_values(f: Figures) -> int:
     return f.size("in_channels") * f.size("temporal_patch_size") * f.size("patch_size") ** 2
 
 
-def _tower(hidden: int, size: int, layers: int, heads: int, patch: int, image: int, **more: Any) -> Config:
-    """Return the defaults of a tower, under SigLIP's names."""
-    return {
-        "hidden_size": hidden, "intermediate_size": size, "num_hidden_layers": layers, "num_channels": 3,
-        "num_attention_heads": heads, "patch_size": patch, "image_size": image, **more,
-    }  # fmt: skip
+def defaults(*names: str) -> Iterator[Any]:
+    """Yield defaults of transformers' configuration classes, by name in data/towers.json."""
+    path = os.path.join(os.path.dirname(__file__), "..", "data", "towers.json")
+    found = parse_json(read_text(path, MAX_DOCUMENT_BYTES), path)
+    yield from (found[name] for name in names)
 
 
-SIGLIP = _tower(768, 3072, 12, 12, 16, 224, vision_use_head=True)
-ONEVISION = _tower(1152, 4304, 26, 16, 14, 384, vision_use_head=False)
-PALIGEMMA = {**ONEVISION, "intermediate_size": 4096, "num_hidden_layers": 27, "image_size": 224}
-IDEFICS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32, "vision_use_head": False}
-INTERNVL = _tower(1024, 4096, 24, 16, 14, 448, norm_type="layer_norm", use_mean_pooling=True)
-CLIP = _tower(1024, 4096, 24, 16, 14, 336)
-PIXTRAL = {**CLIP, "patch_size": 16}
-LLAMA4_VISION = _tower(
-    768, 5632, 34, 16, 14, 448, vision_output_dim=7680, projector_input_dim=4096, projector_output_dim=4096,
-    pixel_shuffle_ratio=0.5,
-)  # fmt: skip
-MLLAMA_VISION = _tower(
-    1280, 5120, 32, 16, 14, 448, attention_heads=16, num_global_layers=8, vision_output_dim=7680,
-    max_num_tiles=4,
-)  # fmt: skip
-KIMI_VISION = _tower(
-    1152, 4304, 27, 16, 14, 0, pos_emb_height=64, pos_emb_width=64, merge_kernel_size=(2, 2)
-)  # fmt: skip
-MERGED = {
-    "depth": 32, "num_heads": 16, "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2,
-    "temporal_patch_size": 2, "hidden_size": 3584, "out_hidden_size": 3584,
-}  # fmt: skip
-QWEN2_VL_VISION = {**MERGED, "embed_dim": 1280, "mlp_ratio": 4}
-QWEN2_5_VL_VISION = {
-    **MERGED, "intermediate_size": 3420, "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31),
-}  # fmt: skip
-QWEN3_VL_VISION = {
-    **MERGED, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
-    "num_position_embeddings": 2304, "deepstack_visual_indexes": (8, 16, 24),
-}  # fmt: skip
-GLM4V_VISION = {
-    **MERGED, "depth": 24, "hidden_size": 1536, "intermediate_size": 13696, "num_heads": 12,
-    "out_hidden_size": 4096, "image_size": 336,
-}  # fmt: skip
-PERCEIVER = {
-    "resampler_n_latents": 64, "resampler_depth": 3, "resampler_n_heads": 16, "resampler_head_dim": 96,
-    "num_key_value_heads": 4,
-}  # fmt: skip
-PALIGEMMA_TEXT = sizes(257152, 2048, 16384, 18, 8, 1)
-MLLAMA_TEXT = sizes(
-    128256, 4096, 14336, 40, 32, 8, None, 131072, hidden_act="silu", tie_word_embeddings=False,
-    cross_attention_layers=(3, 8, 13, 18, 23, 28, 33, 38),
-)  # fmt: skip
-QWEN2_VL_TEXT = sizes(152064, 8192, 29568, 80, 64, 8, max_window_layers=80, sliding_window=4096)
-MISTRAL3_TEXT = sizes(131072, 5120, 32768, 40, 32, 8, 128, 131072, sliding_window=None)
-QWEN3_VL_MOE_TEXT = sizes(
-    None, None, 5632, None, 16, 16, None, 128000, moe_intermediate_size=1408, num_experts_per_tok=4,
-    num_experts=60,
-)  # fmt: skip
+SIGLIP, ONEVISION, PALIGEMMA, IDEFICS, INTERNVL, CLIP, PIXTRAL = defaults(
+    "SIGLIP", "ONEVISION", "PALIGEMMA", "IDEFICS", "INTERNVL", "CLIP", "PIXTRAL"
+)
+LLAMA4_VISION, MLLAMA_VISION, KIMI_VISION, QWEN2_VL_VISION, QWEN2_5_VL_VISION = defaults(
+    "LLAMA4_VISION", "MLLAMA_VISION", "KIMI_VISION", "QWEN2_VL_VISION", "QWEN2_5_VL_VISION"
+)
+QWEN3_VL_VISION, GLM4V_VISION, PERCEIVER = defaults("QWEN3_VL_VISION", "GLM4V_VISION", "PERCEIVER")
+PALIGEMMA_TEXT, MLLAMA_TEXT, QWEN2_VL_TEXT, MISTRAL3_TEXT, QWEN3_VL_MOE_TEXT = defaults(
+    "PALIGEMMA_TEXT", "MLLAMA_TEXT", "QWEN2_VL_TEXT", "MISTRAL3_TEXT", "QWEN3_VL_MOE_TEXT"
+)
 UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
 WIDE_NORMS = {"wide_norms": True, "unit_norms": True}
 
