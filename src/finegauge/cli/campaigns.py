@@ -170,8 +170,9 @@ def compare(
     else:
         if places:
             raise FieldError("--at is of a campaign's folder; runs have no axes.")
-        found = [_of_runs(paths, gpu)]
-        baseline = _named(paths)[0]
+        names = paths if as_json else _short(paths)  # documents name the files that were given
+        found = [_of_runs(paths, names, gpu)]
+        baseline = _short(paths)[0]
     answer = compare_answer(found, baseline, claims, asked)
     if figure:
         _draw(answer, figure)
@@ -200,7 +201,7 @@ def _of_campaign(
     return found
 
 
-def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
+def _of_runs(paths: tuple[str, ...], names: Sequence[str], gpu: str) -> "Comparison":
     from finegauge.campaign.gains import Comparison, gains_over
 
     assumed = "" if gpu else common_gpu(paths)
@@ -210,12 +211,12 @@ def _of_runs(paths: tuple[str, ...], gpu: str) -> "Comparison":
         raise FieldError(
             "Measured and predicted runs are not compared with each other; give runs of one kind."
         )
-    others = dict(zip(_named(paths)[1:], (found[path] for path in paths[1:]), strict=True))
+    others = dict(zip(names[1:], (found[path] for path in paths[1:]), strict=True))
     labels = {"gpu": assumed} if assumed else {}
     return Comparison(labels, next(iter(kinds)), gains_over(found[paths[0]], others))
 
 
-def _named(paths: tuple[str, ...]) -> Sequence[str]:
+def _short(paths: tuple[str, ...]) -> Sequence[str]:
     """Return what runs are called: the names of their files, or the paths where two have one name."""
     names = [os.path.basename(path) if os.path.exists(path) else path for path in paths]
     return names if len({*names}) == len(paths) else paths
