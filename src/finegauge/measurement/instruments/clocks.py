@@ -441,12 +441,12 @@ class LayerClock(StageClock):
 
     # ---- results ---------------------------------------------------------------------------
     def _breakdown(self, spent: Mapping[Any, float]) -> Breakdown:
-        if not spent.keys() <= self._paths.keys():
-            for stage, (path, last) in spent:
-                names = self._calls.setdefault(path, [])
-                if last not in ("", MASK, ROTARY, *names) and stage != BACKWARD:
-                    names.append(last)
-            self._paths = {key: self._path(*key) for key in spent}
+        new = [key for key in spent if key not in self._paths]  # experts that had no tokens before
+        for stage, (path, last) in new:
+            names = self._calls.setdefault(path, [])
+            if last not in ("", MASK, ROTARY, *names) and stage != BACKWARD:
+                names.append(last)
+        self._paths |= {key: self._path(*key) for key in new}
         return Breakdown.add_up((self._paths[key], seconds) for key, seconds in spent.items())
 
     def _path(self, stage: str, place: Place) -> tuple[str, ...]:
