@@ -75,7 +75,7 @@ layers: $(VENV)/.dev  ## import-linter: who may import whom
 	@$(BIN)/lint-imports
 
 coverage: $(VENV)/.dev  ## the tests, with the coverage of the package
-	@OMP_NUM_THREADS=1 $(BIN)/python -m slipcover -m pytest -n auto $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --cov --cov-report=term $(PYTEST_ARGS)
 
 format: $(VENV)/.dev  ## rewrite the code as ruff wants it
 	@$(BIN)/ruff format $(CODE)
@@ -142,7 +142,7 @@ hooks: $(VENV)/.dev  ## run ruff and mypy before every commit
 	@$(BIN)/pip install --quiet pre-commit && $(BIN)/pre-commit install
 
 clean:  ## remove the virtual environments and every cache
-	rm -rf $(VENV) .core-venv .bench-venv .space-venv .audit-venv .sbom-venv .package-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .core-venv .bench-venv .space-venv .audit-venv .sbom-venv .package-venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	rm -rf build dist src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
 

@@ -67,6 +67,8 @@ def test_a_successor_is_never_slower(newer: str, older: str) -> None:
         n
         for n, one in gpus().items()
         if one.flops_per_s.get("fp8", 0) > 1.9 * one.flops_per_s.get("bf16", 1e30)
+        # else the casts, which memory bounds, outweigh what the products gain
+        and one.flops_per_s["bf16"] < 600 * one.memory_bytes_per_s
     ],
 )
 @pytest.mark.parametrize("job", ["dense", "experts"])

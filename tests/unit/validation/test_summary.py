@@ -63,7 +63,7 @@ def test_confusion_of_outcomes() -> None:
 
 
 def test_every_row_is_counted_and_unanswered_ones_are_named(tmp_path: Path) -> None:
-    table(tmp_path, ROW, ROW | {"id": "r2", "gpu": "A1000"}, ROW | {"id": "r3", "gpu": "A1000"})
+    table(tmp_path, ROW, ROW | {"id": "r2", "gpu": "A1111"}, ROW | {"id": "r3", "gpu": "A1111"})
     validation = validate([str(tmp_path / "t.csv")])
     found = validation_answer(validation)
     summary = encoded(found)["summary"]
@@ -118,7 +118,7 @@ def test_the_seeds_law_is_fitted_to_the_other_batches_of_a_sweep(tmp_path: Path)
 
 def test_the_accuracy_page_shows_every_table_and_names_what_is_weak(tmp_path: Path) -> None:
     slow = ROW | {"id": "slow", "source": "elsewhere", "step_time_s": "500"}
-    table(tmp_path, ROW, slow, ROW | {"id": "lost", "gpu": "A1000"})
+    table(tmp_path, ROW, slow, ROW | {"id": "lost", "gpu": "A1111"})
     path = tmp_path / "t.csv"
     page = accuracy_page(validation_answer(validate([str(path)], against=["6nd"])), [str(path)])
     assert "2 of 3 rows are answered, from t.csv" in page

@@ -106,7 +106,7 @@ def test_missing_columns_are_guessed_and_named(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"model": "mistralai/Mistrall-7B-v0.1"}, "Did you mean"),
-        ({"gpu": "A1000"}, "No GPU named"),
+        ({"gpu": "A1111"}, "No GPU named"),
         ({"gpu": ""}, "does not name its GPU"),
         ({"method": ""}, "does not state its method"),
         ({"method": "other"}, "method=other"),
