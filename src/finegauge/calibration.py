@@ -15,9 +15,9 @@ $\rho$ is a square that grows like an absolute value from one $\sigma$ on, so th
 little. $\sigma_0$ is the spread of machines; that of the n runs is estimated from what the constants leave
 unexplained ($r_i$, by $\rho$'s weights $w_i$), with $\sigma_0$ as one run more and a degree of freedom for
 the pace: one run moves the pace half of the way, three that agree move it nine tenths. What is learned is
-used where runs left out are predicted a quarter better by it, where what they err by in common is more
-than the noise between runs makes by chance (two of its standard deviations), and where the shipped rows of
-that GPU and framework are not predicted worse.
+used where it predicts the runs left out a quarter better, where the mean error of the runs exceeds two
+standard errors of the noise between them, and where the shipped rows of that GPU and framework are not
+predicted worse.
 
 Neglects: memory, of which nothing is fitted (decision 0008); exchange between GPUs keeps its own constants.
 """
@@ -439,8 +439,7 @@ def _lesson(
     )
     learned = _fitted(table, usual)._replace(time_interval=_interval(left_out))
     lesson = Lesson(learned, evidence, before, left_out, "used" if left_out else "one_run")
-    no_better = left_out and _error(left_out) > HELPING_RATIO * _error(before)
-    if no_better or (left_out and _is_chance(before, left_out)):
+    if left_out and (_error(left_out) > HELPING_RATIO * _error(before) or _is_chance(before, left_out)):
         lesson = lesson._replace(use="noise" if _error(before) <= 2.0 * NOISE else "no_better")
     theirs = [row for row in shipped if row.run and row.run.gpu and _key(row.run) == key]
     if not theirs:

@@ -101,8 +101,9 @@ def why_answer(
 
 
 def _weighed(run: Run, one: Evidence) -> EvidenceAnswer:
-    killed = one.failure == "killed"  # signal 9, by the OOM killer or by a person: host memory is compared
-    one = one._replace(failure="host_memory") if killed else one
+    failure = one.failure
+    if failure == "killed":  # signal 9, by the OOM killer or by a person: host memory is compared
+        one = one._replace(failure="host_memory")
     inferred = one.failure == "device_memory" and not one.moment
     if inferred:
         moment, stage = moment_of(run, one)
@@ -114,7 +115,7 @@ def _weighed(run: Run, one: Evidence) -> EvidenceAnswer:
         one = one._replace(stage="loss")  # of a compiled step, whose frames do not tell
     room = room_of(run, one)
     return EvidenceAnswer(
-        evidence=one._replace(failure="killed") if killed else one,
+        evidence=one._replace(failure=failure),
         is_inferred=inferred,
         observed_bytes=observed_bytes(one) or None,
         tensors=tensors,

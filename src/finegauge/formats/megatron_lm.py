@@ -25,7 +25,6 @@ from finegauge.documents import cache_path, write_document
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
-from finegauge.formats.launchers import options_of
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import names, number, whole
 from finegauge.run.rules import COMPARING, MODEL_DEGREES
@@ -159,6 +158,8 @@ def recipe_of_command(named: str, options: dict[str, Any], loose: Sequence[str])
     """Return the recipe of a command: of NeMo 2's, or of a script of Megatron-Bridge's by option or name."""
     if named == "nemo":
         model, _, given = str(options.pop("factory", "")).partition("(")
+        from finegauge.formats.launchers import options_of
+
         more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
         return (
             {"command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more} if loose else {}

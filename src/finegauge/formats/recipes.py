@@ -142,7 +142,7 @@ def _returned(
     made: Callable[[ast.expr | None], dict[str, Any]],
     change: Callable[[dict[str, Any], Sequence[str], ast.expr], None],
 ) -> dict[str, Any]:
-    """Return what a function's statements make of the configurations that they name in `held`."""
+    """Return the configuration that a function returns; `held` keeps those of its local variables."""
     for node in body:
         if isinstance(node, ast.Return):
             return made(node.value)

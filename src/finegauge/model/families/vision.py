@@ -6,7 +6,7 @@ stand under `text_config`, those of the tower under `vision_config`.
 
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -451,11 +451,15 @@ def _patch_values(f: Figures) -> int:
     return f.size("in_channels") * f.size("temporal_patch_size") * f.size("patch_size") ** 2
 
 
+@cache
+def _towers() -> Mapping[str, Any]:
+    path = os.path.join(os.path.dirname(__file__), "..", "data", "towers.json")
+    return dict(parse_json(read_text(path, MAX_DOCUMENT_BYTES), path))
+
+
 def defaults(*names: str) -> Iterator[Any]:
     """Yield defaults of transformers' configuration classes, by name in data/towers.json."""
-    path = os.path.join(os.path.dirname(__file__), "..", "data", "towers.json")
-    found = parse_json(read_text(path, MAX_DOCUMENT_BYTES), path)
-    yield from (found[name] for name in names)
+    yield from map(_towers().__getitem__, names)
 
 
 SIGLIP, ONEVISION, PALIGEMMA, IDEFICS, INTERNVL, CLIP, PIXTRAL = defaults(
