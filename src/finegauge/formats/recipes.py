@@ -5,10 +5,11 @@ They are calls whose arguments are the framework's own keys; read as text and ne
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
+from finegauge.records import NamedTuple
 
 READER = "reader"  # the key under which a recipe says which module reads it
 _OF_NEMO = re.compile(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge")
@@ -97,7 +98,8 @@ def _of_torchtitan(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the keys of the configuration `wanted`, else of the first that is no toy, and a warning."""
     functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
-    found = {name: keys for name in functions if (keys := _configuration(name, functions, values, 0))}
+    text = _Configurations(functions, values)
+    found = {name: keys for name in functions if (keys := text.returned(name))}
     if not found:
         return {}, ()
     name = wanted if wanted in found else min(found, key=lambda one: "debug" in one)
@@ -110,50 +112,42 @@ def _of_torchtitan(
     return kept, (several,) if others and not wanted else ()
 
 
-def _configuration(
-    name: str, functions: Mapping[str, ast.FunctionDef], values: Values, depth: int
-) -> dict[str, Any]:
-    """Return the keys of what a function returns: a Trainer.Config, or another function's with changes."""
-    held = dict[str, dict[str, Any]]()
+class _Configurations(NamedTuple):
+    """The functions of a text that return a Trainer.Config, and the values of its names."""
 
-    def made(node: ast.expr | None) -> dict[str, Any]:
+    functions: Mapping[str, ast.FunctionDef]
+    values: Values
+
+    def returned(self, name: str, depth: int = 0) -> dict[str, Any]:
+        """Return the keys of what a function returns: a Trainer.Config, or another's with changes."""
+        held = dict[str, dict[str, Any]]()  # of its local variables
+        for node in self.functions[name].body:
+            if isinstance(node, ast.Return):
+                return self._made(node.value, held, name, depth)
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(node, ast.Assign) and isinstance(target, ast.Name):
+                held[target.id] = self._made(node.value, held, name, depth)
+            elif isinstance(node, ast.Assign) and isinstance(target, ast.Attribute):
+                of, *path = ast.unparse(target).split(".")
+                if held.get(of):
+                    _change(held[of], path, node.value, name, self.values)
+        return {}
+
+    def _made(
+        self, node: ast.expr | None, held: Mapping[str, dict[str, Any]], function: str, depth: int
+    ) -> dict[str, Any]:
         if not isinstance(node, ast.Call):
             return held.get(last_name(node), {})
         called, keys = callee(node.func), dict[str, Any]()
-        if called[1] in functions and depth < _MOST_DERIVED:
-            keys = _configuration(called[1], functions, values, depth + 1)
+        if called[1] in self.functions and depth < _MOST_DERIVED:
+            keys = self.returned(called[1], depth + 1)
         elif called[1] in ("replace", "deepcopy") and node.args:
-            keys = dict(made(node.args[0]))
+            keys = dict(self._made(node.args[0], held, function, depth))
         elif called != ("Trainer", "Config"):
             return {}
         for part in node.keywords:
-            _change(keys, [str(part.arg)], part.value, name, values)
+            _change(keys, [str(part.arg)], part.value, function, self.values)
         return keys
-
-    def change(keys: dict[str, Any], path: Sequence[str], node: ast.expr) -> None:
-        _change(keys, path, node, name, values)
-
-    return _returned(functions[name].body, held, made, change)
-
-
-def _returned(
-    body: Sequence[ast.stmt],
-    held: dict[str, dict[str, Any]],
-    made: Callable[[ast.expr | None], dict[str, Any]],
-    change: Callable[[dict[str, Any], Sequence[str], ast.expr], None],
-) -> dict[str, Any]:
-    """Return the configuration that a function returns; `held` keeps those of its local variables."""
-    for node in body:
-        if isinstance(node, ast.Return):
-            return made(node.value)
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        if isinstance(node, ast.Assign) and isinstance(target, ast.Name):
-            held[target.id] = made(node.value)
-        elif isinstance(node, ast.Assign) and isinstance(target, ast.Attribute):
-            of, *path = ast.unparse(target).split(".")
-            if held.get(of):
-                change(held[of], path, node.value)
-    return {}
 
 
 def _change(keys: dict[str, Any], path: Sequence[str], node: ast.expr, function: str, values: Values) -> None:
