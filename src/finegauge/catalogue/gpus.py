@@ -483,18 +483,8 @@ class Interconnect(NamedTuple):
     instance: str
     gpu: str  # a name of the catalogue; "" for a bus alone
     gpus_per_node: int | None
-    intra_type: str
-    intra_bytes_per_s: float | None  # to all peers of the node together
-    p2p_bytes_per_s: float | None  # to one peer
-    pcie: str
-    inter_type: str
-    nics: int | None
-    inter_bytes_per_s: float | None
-    rdma: bool | None  # may the network card read GPU memory; None: not stated
-    confidence: str
+    inter_bytes_per_s: float | None  # of the network
     source: str
-    checked: str
-    notes: str
 
 
 def interconnects(gpu: str | None = None, provider: str | None = None) -> tuple[Interconnect, ...]:
