@@ -12,11 +12,16 @@ version had 13 cycles, 11 of them by import statements alone.
 
 import ast
 import sys
+from collections import defaultdict
 from collections.abc import Container, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from tests.house.sources import tree_of
 
 Graph = dict[str, set[str]]
+Nodes = dict[type[ast.AST], list[Any]]  # of a module, by their type
 
 
 def main(roots: list[str]) -> int:
@@ -36,11 +41,12 @@ def imports(root: Path) -> Graph:
     paths = {_module(root, path): path for path in sorted(root.rglob("*.py"))}
     graph: Graph = {}
     for name, path in paths.items():
-        tree = ast.parse(path.read_text("utf-8"), filename=str(path))
+        nodes: Nodes = defaultdict(list)
+        for node in ast.walk(tree_of(path)):
+            nodes[type(node)].append(node)
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        found = {_nearest(target, paths) for target in _imported(tree, package)} | _named(
-            tree, package, paths
-        )
+        found = {_nearest(target, paths) for target in _imported(nodes, package)}
+        found |= _named(nodes, package, paths)
         graph[name] = {target for target in found if target is not None} - {name}
     return graph
 
@@ -57,35 +63,33 @@ def _nearest(name: str, known: Container[str]) -> str | None:
     return name or None
 
 
-def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+def _imported(nodes: Nodes, package: str) -> Iterator[str]:
     """Return the dotted names of the import statements of a module in `package`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) + 1 - node.level]
-                base = ".".join([*above, *filter(None, [base])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+    for node in nodes[ast.Import]:
+        yield from (alias.name for alias in node.names)
+    for node in nodes[ast.ImportFrom]:
+        base = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level]
+            base = ".".join([*above, *filter(None, [base])])
+        yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _named(tree: ast.Module, package: str, known: Container[str]) -> set[str | None]:
+def _named(nodes: Nodes, package: str, known: Container[str]) -> set[str | None]:
     """Return the modules that a module in `package` names in strings, to import them."""
     started = {
         id(after)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.List | ast.Tuple)
+        for node in (*nodes[ast.List], *nodes[ast.Tuple])
         for before, after in pairwise(node.elts)
         if isinstance(before, ast.Constant) and before.value == "-m"
     }
     strings = {
         node.value.partition(":")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in started
+        for node in nodes[ast.Constant]
+        if isinstance(node.value, str) and id(node) not in started
     }
     names = {name for name in strings if "." in name and name in known}
-    if any(isinstance(node, ast.Call) and _composes(node) for node in ast.walk(tree)):
+    if any(map(_composes, nodes[ast.Call])):
         names |= {f"{above}.{name}" for above in {package, *names} for name in strings if name.isidentifier()}
     return {name for name in names if name in known}
 

@@ -26,6 +26,19 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @cache
+def definitions(path: Path) -> tuple[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, ...]:
+    """Return the classes and functions of a module, those within others too; no expression is searched."""
+    found, left = [], list[ast.AST]([tree_of(path)])
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(node)
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, part, ())
+    return tuple(found)
+
+
+@cache
 def tracked_files() -> tuple[Path, ...]:
     """Return the files git tracks or would add; skip the test where git cannot tell."""
     git = shutil.which("git")
