@@ -10,15 +10,22 @@ ALL = list(gpus().values())
 
 
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
-def test_usable_memory_is_below_what_is_sold(spec: GpuSpec) -> None:
+def test_row(spec: GpuSpec) -> None:
+    check_usable_memory(spec)
+    check_rates(spec)
+    check_nothing_is_sparse(spec)
+
+
+def check_usable_memory(spec: GpuSpec) -> None:
+    """Raise unless usable memory is below what is sold."""
     sold_bytes = spec.memory_bytes / 1e9 * GIB  # "80 GB" of HBM holds 80 GiB, less what is reserved
     least = 0.66 if spec.vendor == "Apple" else 0.88  # Metal leaves the rest to the system
     assert least * sold_bytes < spec.usable_bytes < sold_bytes
     assert spec.usable_from
 
 
-@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
-def test_rates_agree_with_each_other(spec: GpuSpec) -> None:
+def check_rates(spec: GpuSpec) -> None:
+    """Raise unless rates agree with each other."""
     rates = spec.flops_per_s
     assert rates or spec.vendor == "Apple"
     if "bf16" in rates and "fp16" in rates and spec.architecture not in ("CDNA", "RDNA2"):
@@ -29,9 +36,8 @@ def test_rates_agree_with_each_other(spec: GpuSpec) -> None:
         assert spec.measured_matmul_flops_per_s < rates["bf16"]
 
 
-@pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.name)
-def test_no_sparse_figure(spec: GpuSpec) -> None:
-    """Dense NVIDIA rates are at most 4096 (or 8192 on Blackwell) flops per SM and clock."""
+def check_nothing_is_sparse(spec: GpuSpec) -> None:
+    """Raise unless NVIDIA's rates are dense: at most 4096 (or 8192 on Blackwell) flops per SM and clock."""
     if spec.vendor != "NVIDIA" or not (spec.num_sms and spec.boost_hz and "bf16" in spec.flops_per_s):
         return
     per_clock = spec.flops_per_s["bf16"] / spec.num_sms / spec.boost_hz
