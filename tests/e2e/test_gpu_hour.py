@@ -125,9 +125,9 @@ def test_what_was_cut_short_is_measured_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_minute_on_this_cpu(tmp_path: Path) -> None:
+def test_half_a_minute_on_this_cpu(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for minutes in ("1", "4"):  # a busy machine may come to nothing in one; the second call goes on with it
+    for minutes in ("0.5", "1", "4"):  # where a busy machine comes to nothing, the next call goes on with it
         ended = subprocess.run(
             [
                 *(sys.executable, str(ROOT / "benchmarks" / "gpu_hour.py")),
@@ -145,7 +145,7 @@ def test_one_minute_on_this_cpu(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
     operators = tmp_path / "devices" / "cpu.json"
     ended_well = [p for p in Trials(str(tmp_path / "trials.jsonl")).profiles() if p.outcome == "completed"]
-    assert ended_well or operators.exists()  # a busy machine may not come to both in a minute
+    assert ended_well or operators.exists()  # a busy machine may not come to both
     if operators.exists():
         assert device_profile(str(operators)).select("linear", "fp32", "forward")
     if not ended_well:
