@@ -56,5 +56,7 @@ def test_checkpoints_that_wait_on_the_host(reentrant: bool) -> None:
         real.append(allocated(run, model, weights))
         assert predicted(run) == pytest.approx(real[-1], rel=0.01)
     assert real[1] < real[0]
-    train = next(one for one in moments_of(predict(offloading)) if one.name == "train")
-    assert train.host_bytes["offloaded"] == sum(model.base_model.model.moved_bytes) / 2  # of two steps
+    train = next(one for one in moments_of(predict(offloading)) if one.moment == "train")
+    assert (
+        train.host_breakdown_bytes["offloaded"] == sum(model.base_model.model.moved_bytes) / 2
+    )  # of two steps

@@ -21,6 +21,7 @@ from finegauge.run.rules import SERVING
 from finegauge.run.run import Run, positions_of
 
 Rules(hidden=("is_ranked", "source", "offer"))(OfferCost)
+Rules(hidden=("first_bytes", "other_bytes"))(Moment)
 
 
 @Rules(most={"offers": 20})
@@ -52,18 +53,6 @@ class Bill(NamedTuple):
     def spot_usd(self) -> float | None:
         """Return the dollars of the whole run at the cheapest spot offer."""
         return self.cheapest_spot.spot_usd if self.cheapest_spot else None
-
-
-class MomentMemory(NamedTuple):
-    """What one moment of a job takes at its peak: the fullest GPU, the fullest node, the disk."""
-
-    moment: str  # load, train, evaluation, save, merge, resume
-    device_bytes: float
-    host_bytes: float
-    mapped_bytes: float  # of files that are read as memory, which a node may give back
-    disk_bytes: float
-    device_breakdown_bytes: Breakdown
-    host_breakdown_bytes: Breakdown
 
 
 @Rules(absent=("sequences_at_once", "requests_per_s", "in_flight", "waits_s"))
@@ -105,7 +94,7 @@ class GpuEstimate(NamedTuple):
     is_at_limit: bool = False  # the search for the largest micro-batch ended before memory did
     managed: tuple[ManagedPrice, ...] = ()  # known of a run that will not fit too
     offers: tuple[OfferCost, ...] = ()  # of a run that will not fit; else they stand in the bill
-    moments: tuple[MomentMemory, ...] = ()
+    moments: tuple[Moment, ...] = ()
     shortage: Shortage | None = None  # the first moment that needs more than there is, and of what
     advice: AdviceAnswer | None = None  # of a run that is not safe: what makes it so
     rollout: RolloutUse | None = None  # the engine beside the trainer
@@ -298,7 +287,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         is_at_limit=one.capacity.at_limit,
         managed=one.quote.managed,
         offers=one.quote.offers if one.verdict == WILL_NOT_FIT else (),
-        moments=tuple(map(moment_memory, one.moments)),
+        moments=one.moments,
         shortage=one.shortage,
         rollout=one.rollout,
         served=served_answer(profile),
@@ -327,12 +316,6 @@ def served_answer(profile: Profile) -> ServedAnswer | None:
         in_flight=load.get("in_flight"),
         waits_s=waits or None,
     )
-
-
-def moment_memory(one: Moment) -> MomentMemory:
-    """Return what a moment takes."""
-    device, host = one.device_bytes, one.host_bytes
-    return MomentMemory(one.name, device.total, host.total, one.mapped_bytes, one.disk_bytes, device, host)
 
 
 def explained(one: GpuEstimate) -> GpuExplanation:

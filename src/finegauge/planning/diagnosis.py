@@ -130,10 +130,10 @@ def _held(run: Run, found: Evidence) -> Held:
     device: dict[str, float] = {}
     places: dict[str, float] = {}
     for moment in moments_of(profile):
-        device[moment.name] = moment.device_bytes.total
-        inside = moment.device_bytes.total - sum(moment.device_bytes[name] for name in OUTSIDE)
-        elsewhere = {"host_memory": moment.host_bytes.total, "disk": moment.disk_bytes}
-        places[moment.name] = elsewhere.get(found.failure, inside)
+        device[moment.moment] = moment.device_bytes
+        inside = moment.device_bytes - sum(moment.device_breakdown_bytes[name] for name in OUTSIDE)
+        elsewhere = {"host_memory": moment.host_bytes, "disk": moment.disk_bytes}
+        places[moment.moment] = elsewhere.get(found.failure, inside)
     outside = sum(profile.device_memory_bytes[name] for name in OUTSIDE)
     if found.process_bytes is not None and found.allocated_bytes is not None:
         outside = max(0.0, found.process_bytes - found.allocated_bytes)
@@ -192,9 +192,9 @@ def moment_of(run: Run, found: Evidence) -> tuple[str, str]:
     profile = needed(run)
     room = found.total_bytes or profile.capacity_bytes
     for moment in moments_of(profile):
-        if moment.device_bytes.total > room:
-            stage = profile.peak_phase if moment.name == "train" and profile.peak_phase in STAGES else ""
-            return moment.name, stage
+        if moment.device_bytes > room:
+            stage = profile.peak_phase if moment.moment == "train" and profile.peak_phase in STAGES else ""
+            return moment.moment, stage
     return "train", profile.peak_phase if profile.peak_phase in STAGES else ""
 
 

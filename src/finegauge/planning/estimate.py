@@ -139,8 +139,8 @@ def _shortage(profile: Profile, moments: Sequence[Moment], bill: Quote) -> Short
 def _chance(profile: Profile, moment: Moment, shortage: Shortage | None) -> float:
     if shortage is not None and shortage.what != "device":
         return 1.0
-    interval, needed = profile.source.memory_interval, moment.device_bytes.total
-    if moment.name == "train" or interval is None or needed <= 0 or profile.capacity_bytes <= 0:
+    interval, needed = profile.source.memory_interval, moment.device_bytes
+    if moment.moment == "train" or interval is None or needed <= 0 or profile.capacity_bytes <= 0:
         return 0.0
     return exceeding_fraction(needed, profile.capacity_bytes, interval)
 

@@ -88,13 +88,15 @@ WIDTHS = {"float32": 4, "float": 4, "float64": 8}
 class Moment(NamedTuple):
     """What one moment of a job takes at its peak."""
 
-    name: str  # load, train, evaluation, save, merge, resume
-    device_bytes: Breakdown  # of the fullest GPU, all that has to fit
-    host_bytes: Breakdown  # of the fullest node, all its processes
-    mapped_bytes: float = 0.0  # of checkpoint files that a node has read, which it may give back
-    disk_bytes: float = 0.0  # that is taken when the moment is over
-    first_bytes: Breakdown = Breakdown({})  # in host memory of the first process of the node, without itself
-    other_bytes: Breakdown = Breakdown({})  # of every other
+    moment: str  # load, train, evaluation, save, merge, resume
+    device_bytes: float  # of the fullest GPU, all that has to fit
+    host_bytes: float  # of the fullest node, all its processes
+    mapped_bytes: float  # of checkpoint files that a node has read, which it may give back
+    disk_bytes: float  # that is taken when the moment is over
+    device_breakdown_bytes: Breakdown
+    host_breakdown_bytes: Breakdown
+    first_bytes: Breakdown  # in host memory of the first process of the node, without itself
+    other_bytes: Breakdown  # of every other
 
 
 def moments_of(profile: Profile) -> tuple[Moment, ...]:
@@ -215,9 +217,18 @@ class Job:
         for parts, count in ((first, 1), (other, several)):
             for path, value in parts.items():
                 node[path] = node.get(path, 0.0) + count * value
-        used = Breakdown({path: value for path, value in node.items() if value})
-        at_end = self._disk(name)
-        return Moment(name, Breakdown(device), used, mapped, at_end, Breakdown(first), Breakdown(other))
+        used, own = Breakdown({path: value for path, value in node.items() if value}), Breakdown(device)
+        return Moment(
+            name,
+            own.total,
+            used.total,
+            mapped,
+            self._disk(name),
+            own,
+            used,
+            Breakdown(first),
+            Breakdown(other),
+        )
 
     def _outside(self, device: Parts) -> Parts:
         """Return what the device holds beside tensors at a moment other than the step."""
@@ -414,14 +425,14 @@ def shortages(
 ) -> Iterator[Shortage]:
     """Yield what is short at which moment, in their order; None: how much there is, is not known."""
     rooms: tuple[tuple[str, float | None, Callable[[Moment], float]], ...] = (
-        ("device", device_bytes, lambda one: one.device_bytes.total),
-        ("host", host_bytes, lambda one: one.host_bytes.total),
+        ("device", device_bytes, lambda one: one.device_bytes),
+        ("host", host_bytes, lambda one: one.host_bytes),
         ("disk", disk_bytes, lambda one: one.disk_bytes),
     )
     for one in found:
         for what, room, needed in rooms:
             if room is not None and needed(one) > room:
-                yield Shortage(one.name, what, needed(one), room)
+                yield Shortage(one.moment, what, needed(one), room)
 
 
 OUTSIDE = ("context", "NCCL", "slack")
@@ -447,30 +458,30 @@ def process_moments(profile: Profile, *, on_processor: bool) -> tuple[ProcessMom
     found = []
     for one in job.moments():
         resident = one.first_bytes.total + one.mapped_bytes, one.other_bytes.total + one.mapped_bytes
-        found.append(ProcessMoment(one.name, (_tensors(one), _tensors(one)), resident))
+        found.append(ProcessMoment(one.moment, (_tensors(one), _tensors(one)), resident))
     return tuple(found)
 
 
 def _tensors(one: Moment) -> float:
-    return sum(value for path, value in one.device_bytes.parts.items() if path[0] not in OUTSIDE)
+    return sum(value for path, value in one.device_breakdown_bytes.parts.items() if path[0] not in OUTSIDE)
 
 
 def _on_processor(job: Job) -> Iterator[ProcessMoment]:
     loaded: tuple[Pair, Pair] = _twice(0.0)
     for one in job.moments():
-        if one.name == "load":
+        if one.moment == "load":
             allocated, resident = loaded = _load(job, one)
-        elif one.name == "save":
+        elif one.moment == "save":
             allocated = resident = _save(job, one)
-        elif one.name == "resume":
+        elif one.moment == "resume":
             allocated, resident = _resume(job, one)
             if not job.zero:  # the model is loaded again
                 allocated, resident = _larger(allocated, loaded[0]), _larger(resident, loaded[1])
         else:
             allocated = resident = _tensors(one), _tensors(one)
-            if one.name == "evaluation":
+            if one.moment == "evaluation":
                 resident = _twice(_tensors(one) + job.joined_logits_bytes)[0]
-        yield ProcessMoment(one.name, allocated, resident)
+        yield ProcessMoment(one.moment, allocated, resident)
 
 
 def _load(job: Job, one: Moment) -> tuple[Pair, Pair]:

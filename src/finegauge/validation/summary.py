@@ -140,7 +140,7 @@ def _fits(profile: Profile) -> bool:
     """Return whether the GPU holds every moment; of a predictor that has but the step, the step."""
     if not profile.fits or profile.source.memory_interval is None:
         return profile.fits
-    return all(one.device_bytes.total <= profile.capacity_bytes for one in moments_of(profile))
+    return all(one.device_bytes <= profile.capacity_bytes for one in moments_of(profile))
 
 
 def parts_of(profile: Profile) -> dict[str, float]:

@@ -17,7 +17,7 @@ GPU = "H100-SXM5-80GB"
 def found(**fields: object) -> dict[str, Moment]:
     """Return the moments of a job by name."""
     run = Run.from_fields({"model": "Llama-3.1-8B", "method": "full", "gpu": GPU, **fields})
-    return {one.name: one for one in moments_of(predict(run))}
+    return {one.moment: one for one in moments_of(predict(run))}
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,23 @@ CASES = {
 def test_host_of_a_node(name: str) -> None:
     case = CASES[name]
     moments = found(**case.fields)
-    processes = moments["save"].host_bytes["processes"]
+    processes = moments["save"].host_breakdown_bytes["processes"]
     assert processes == PROCESS_BYTES * int(str(case.fields.get("num_gpus", 1)))
-    assert moments["save"].host_bytes.total - processes == pytest.approx(case.save_bytes, rel=0.01)
-    assert moments["resume"].host_bytes.total - processes == pytest.approx(case.resume_bytes, rel=0.01)
+    assert moments["save"].host_bytes - processes == pytest.approx(case.save_bytes, rel=0.01)
+    assert moments["resume"].host_bytes - processes == pytest.approx(case.resume_bytes, rel=0.01)
 
 
 def test_files_are_mapped_once_by_all_processes_of_a_node() -> None:
     one, several = found()["load"], found(num_gpus=8)["load"]
     assert one.mapped_bytes == several.mapped_bytes == pytest.approx(W)
-    assert "loaded weights" not in {path[0] for path in several.host_bytes.parts}
+    assert "loaded weights" not in {path[0] for path in several.host_breakdown_bytes.parts}
 
 
 def test_every_process_holds_weights_of_another_format() -> None:
     load = found(num_gpus=4, sharding="fsdp", weights_dtype="fp32", autocast="bf16")["load"]
-    assert load.host_bytes["loaded weights"] == pytest.approx(4 * 2 * W)
+    assert load.host_breakdown_bytes["loaded weights"] == pytest.approx(4 * 2 * W)
     first = found(num_gpus=4, sharding="fsdp", weights_dtype="fp32", autocast="bf16", loading="rank0")["load"]
-    assert first.host_bytes["loaded weights"] == pytest.approx(2 * W)
+    assert first.host_breakdown_bytes["loaded weights"] == pytest.approx(2 * W)
 
 
 @pytest.mark.parametrize("sharding", ["fsdp", "zero3"])
@@ -73,12 +73,12 @@ def test_bitsandbytes_takes_the_whole_model_onto_every_gpu_first(sharding: str) 
         found(method="qlora")["load"],
         found(method="qlora", num_gpus=4, sharding=sharding)["load"],
     )
-    assert shared.device_bytes["weights"] >= alone.device_bytes["weights"]
+    assert shared.device_breakdown_bytes["weights"] >= alone.device_breakdown_bytes["weights"]
     stated = found(method="qlora", num_gpus=4, sharding=sharding, loading="rank0")["load"]
-    assert stated.device_bytes["weights"] == shared.device_bytes["weights"]
+    assert stated.device_breakdown_bytes["weights"] == shared.device_breakdown_bytes["weights"]
     for other in ({"framework": "torchtune", "sharding": "fsdp"}, {"transformers_version": "4.57"}):
         divided = found(**{"method": "qlora", "num_gpus": 4, "sharding": sharding, **other})["load"]
-        assert divided.device_bytes["weights"] < 0.5 * alone.device_bytes["weights"]
+        assert divided.device_breakdown_bytes["weights"] < 0.5 * alone.device_breakdown_bytes["weights"]
 
 
 def test_a_checkpoint_on_the_disk() -> None:
@@ -98,21 +98,27 @@ def test_logits_are_kept_on_the_device_until_they_go_to_the_host() -> None:
     kept = {"eval_samples": 64, "eval_logits": True, "seq_len": 512}
     alone, whole = found(eval_samples=64, seq_len=512)["evaluation"], found(**kept)["evaluation"]
     of_batch = 8 * 512 * 128_256 * 2.0
-    assert whole.device_bytes["logits"] - alone.device_bytes["logits"] == pytest.approx(15 * of_batch)
+    assert whole.device_breakdown_bytes["logits"] - alone.device_breakdown_bytes["logits"] == pytest.approx(
+        15 * of_batch
+    )
     some = found(**kept, eval_accumulation_steps=2)["evaluation"]
-    assert some.device_bytes["logits"] - alone.device_bytes["logits"] == pytest.approx(3 * of_batch)
-    assert whole.host_bytes["logits of all samples"] == pytest.approx(1.5 * 64 * 512 * 128_256 * 4.0)
+    assert some.device_breakdown_bytes["logits"] - alone.device_breakdown_bytes["logits"] == pytest.approx(
+        3 * of_batch
+    )
+    assert whole.host_breakdown_bytes["logits of all samples"] == pytest.approx(
+        1.5 * 64 * 512 * 128_256 * 4.0
+    )
 
 
 def test_a_classifier_keeps_a_row_of_logits_for_every_sample() -> None:
     kept = {"model": "bert-base-uncased", "task": "sequence_classification", "num_labels": 7, "seq_len": 512}
     whole = found(**kept, eval_samples=64, eval_logits=True)["evaluation"]
-    assert whole.device_bytes["logits"] == pytest.approx(15 * 8 * 7 * 2.0)
+    assert whole.device_breakdown_bytes["logits"] == pytest.approx(15 * 8 * 7 * 2.0)
 
 
 def test_evaluation_rises_with_its_batch() -> None:
     small, large = (found(eval_samples=64, eval_batch_size=rows)["evaluation"] for rows in (1, 16))
-    assert large.device_bytes.total > small.device_bytes.total
+    assert large.device_bytes > small.device_bytes
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,7 @@ def test_a_rank_reads_the_states_of_its_own_stage(fields: dict[str, object]) -> 
     many = {"model": "Llama-3.1-405B", "num_gpus": 128, "num_nodes": 16, "sharding": "zero1"}
     moments = found(**many, tensor_parallel=8, pipeline_parallel=16, **fields)
     assert (
-        moments["resume"].host_bytes.total < 8 * (12 * 405.9e9 / 128 + PROCESS_BYTES) * 1.15
+        moments["resume"].host_bytes < 8 * (12 * 405.9e9 / 128 + PROCESS_BYTES) * 1.15
     )  # the first stage has the embedding
     assert moments["resume"].disk_bytes > (2 + 12) * 405e9
 
@@ -167,7 +173,7 @@ def on_a_processor(**fields: object) -> dict[str, ProcessMoment]:
 def test_a_mapped_file_stays_whole_while_what_is_not_quantised_lies_in_it(upcast: bool) -> None:
     linears = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
     asked = {"method": "qlora", "num_gpus": 2, "upcast_unquantized": upcast}
-    elsewhere = found(**asked)["save"].device_bytes
+    elsewhere = found(**asked)["save"].device_breakdown_bytes
     tensors = elsewhere.total - sum(elsewhere[name] for name in ("context", "NCCL", "slack"))
     here, kept = on_a_processor(**asked), 0 if upcast else 2 * linears
     assert here["save"].allocated_bytes[0] == pytest.approx(tensors + kept)
@@ -185,7 +191,7 @@ def test_under_zero3_every_process_opens_the_file_and_the_first_gathers_a_tensor
 def test_a_processor_quantises_a_tensor_through_three_copies_in_fp32() -> None:
     here = on_a_processor(method="qlora")
     largest, linears = 4096 * 14336, 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
-    weights = found(method="qlora")["save"].device_bytes["weights"]
+    weights = found(method="qlora")["save"].device_breakdown_bytes["weights"]
     assert here["load"].allocated_bytes[0] == pytest.approx(weights + 2 * linears + 12 * largest, rel=1e-3)
 
 
@@ -210,8 +216,8 @@ def test_fsdp_gathers_a_tied_head_under_both_of_its_names() -> None:
 def test_offloaded_states_never_come_to_the_gpu() -> None:
     for sharding in ("zero2", "zero3"):
         alone = {"num_gpus": 2, "sharding": sharding}
-        kept = found(**alone)["load"].device_bytes["optimizer"]
-        offloaded = found(**alone, cpu_offload="optimizer")["load"].device_bytes["optimizer"]
+        kept = found(**alone)["load"].device_breakdown_bytes["optimizer"]
+        offloaded = found(**alone, cpu_offload="optimizer")["load"].device_breakdown_bytes["optimizer"]
         assert kept == pytest.approx(W)  # 4 bytes of half of the values
         assert offloaded == 0.0
 
@@ -227,7 +233,7 @@ def test_eight_bit_states_are_copied_when_they_are_read() -> None:
     fields = {"optimizer": "adamw_8bit"}
     read = found(**fields)["resume"].first_bytes["read states"]
     assert read == pytest.approx(2 * W, rel=0.02)  # 2 x 2 bytes a value, and scales
-    several = found(**fields, num_gpus=2)["resume"].device_bytes.parts["workspace", "read states"]
+    several = found(**fields, num_gpus=2)["resume"].device_breakdown_bytes.parts["workspace", "read states"]
     assert several == pytest.approx(read / 2)
 
 

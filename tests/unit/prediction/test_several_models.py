@@ -126,7 +126,7 @@ def test_a_reference_is_a_copy_the_policy_itself_or_none() -> None:
 
 def test_a_reference_on_the_host_comes_for_every_pass() -> None:
     here, away = (by_chat(reference_offload=away, offload_pinned=True) for away in (False, True))
-    host = {moment.name: moment.host_bytes.parts for moment in moments_of(away)}
+    host = {moment.moment: moment.host_breakdown_bytes.parts for moment in moments_of(away)}
     assert away.peak_memory_bytes.parts.get(("weights", "reference"), 0.0) == 0.0
     assert away.peak_memory_bytes.total < here.peak_memory_bytes.total
     assert away.step_time_s["scoring"] >= here.step_time_s["scoring"]
