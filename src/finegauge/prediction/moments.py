@@ -218,17 +218,8 @@ class Job:
             for path, value in parts.items():
                 node[path] = node.get(path, 0.0) + count * value
         used, own = Breakdown({path: value for path, value in node.items() if value}), Breakdown(device)
-        return Moment(
-            name,
-            own.total,
-            used.total,
-            mapped,
-            self._disk(name),
-            own,
-            used,
-            Breakdown(first),
-            Breakdown(other),
-        )
+        peaks = own.total, used.total, mapped, self._disk(name)
+        return Moment(name, *peaks, own, used, Breakdown(first), Breakdown(other))
 
     def _outside(self, device: Parts) -> Parts:
         """Return what the device holds beside tensors at a moment other than the step."""
