@@ -1,8 +1,5 @@
 """Coverage looks away here: the same lines of the package run hundreds of times over."""
 
-import pytest
+from tests.untraced import pytest_runtest_call
 
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark every test of this folder: tracing lines costs a third to a half of its time."""
-    item.add_marker("no_cover")
+__all__ = ["pytest_runtest_call"]

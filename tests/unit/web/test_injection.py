@@ -16,7 +16,6 @@ from finegauge.web.plan_view import PLAN_FIELDS
 from finegauge.web.storage import Reply
 from tests.unit.web.inline import client
 
-pytestmark = pytest.mark.no_cover  # hundreds of pages, each parsed as a browser does
 MARK = "zqxj"  # in every attack, so that what comes of it is found
 ATTACKS = (
     f"<script>{MARK}()</script>",

@@ -58,7 +58,6 @@ _PLAN["schema"]["properties"]["run"] = {
 _PLAN["schema"]["properties"]["overrides"] = {"const": {"method": "qlora"}}
 
 
-@pytest.mark.no_cover  # hundreds of requests, each checked against the document
 @DOCUMENT.parametrize()
 @FEW
 def test_requests_made_from_the_document(case: schemathesis.Case[Any]) -> None:
