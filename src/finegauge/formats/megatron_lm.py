@@ -528,7 +528,7 @@ def _read_layout(reading: Reading, layout: str, stages: int) -> None:
         reading.set(field, layers or None, _LAYOUT)
 
 
-_MODEL = Row(
+MODEL = Row(
     f"model recipe_model recipe_degrees num_moe_experts {' '.join((*_SIZES, *_SHAPE, *_OTHER_MODELS))}",
     _read_model,
 )
@@ -576,7 +576,7 @@ KERNELS = fixed(
 )
 _ROWS = (
     Row("moe_grouped_gemm moe_token_dispatcher_type make_vocab_size_divisible_by", lambda _: None),
-    *(_MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
+    *(MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
     *(
         ATTENTION,
         KERNELS,

@@ -80,7 +80,8 @@ _UNASKED_OF_MEGATRON = {
 }
 _CONVERTED = ("load", "mcore_model")  # folders of weights that were converted: Qwen3-8B-mcore
 _OF_MEGATRON = {"lora_rank": "peft_dim", "lora_alpha": "peft_alpha", "lora_dropout": "peft_dropout",
-            "max_epochs": "num_train_epochs", "target_modules": "peft_target_modules"}  # fmt: skip
+            "max_epochs": "num_train_epochs", "target_modules": "peft_target_modules",
+            "eval_interval": "eval_steps", "save_interval": "save_steps"}  # fmt: skip
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -400,7 +401,7 @@ MEGATRON = Format(
         Row("streaming moe_grouped_gemm finetune", lambda _: None),
         *(megatron_lm.METHOD, megatron_lm.MICRO_BATCH, megatron_lm.ITERATIONS, megatron_lm.PARALLELISM),
         *(megatron_lm.OPTIMIZER, megatron_lm.ATTENTION, megatron_lm.KERNELS),
-        *(trainer_keys.epochs_row(), PACKING, LENGTH, GENERATION, DATA, FREEZING),
+        *(trainer_keys.epochs_row(), PACKING, LENGTH, GENERATION, DATA, FREEZING, trainer_keys.DURATION),
     ),
     model_key="model",
     not_modelled="freeze_parameters freeze_parameters_ratio freeze_parameters_regex "

@@ -37,6 +37,8 @@ _FP8 = "policy.megatron_cfg.fp8_cfg"
 _SEQUENCES = ("policy.megatron_cfg.sequence_parallel", "policy.dtensor_cfg.sequence_parallel")
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
 _LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
+_DATA = ("data.train.dataset_name", "data.dataset_name", "data.train.data_path", "data.train_data_path")
+_EVALUATIONS = ("val_period", "val_batches", "val_global_batch_size", "val_micro_batch_size")
 _ANSWERS = (
     "grpo.num_generations_per_prompt",
     "grpo.num_prompts_per_step",
@@ -177,6 +179,21 @@ def _read_batch(reading: Reading) -> None:
     for phase in _PHASES:
         for name, field in (("max_num_steps", "max_steps"), ("max_num_epochs", "epochs")):
             reading.take(field, f"{phase}.{name}")
+        _read_evaluation(reading, phase)
+    trainer_keys.read_dataset(reading, reading.first(_DATA), *_DATA)
+
+
+def _read_evaluation(reading: Reading, phase: str) -> None:
+    """Read the evaluations, each of so many batches; those that generate are said."""
+    if _PHASES[phase] == "grpo":
+        reading.not_modelled("grpo.val_period")
+    elif reading.whole(f"{phase}.val_period", 0, 10**9, 0) and reading.stated(f"{phase}.val_batches"):
+        reading.take("eval_steps", f"{phase}.val_period")
+        reading.take("eval_batch_size", f"{phase}.val_micro_batch_size")
+        batch, batches = (
+            reading.whole(f"{phase}.val_{one}", 1, 10**7) for one in ("global_batch_size", "batches")
+        )
+        reading.set("eval_samples", batch * batches, f"{phase}.val_batches", f"{phase}.val_global_batch_size")
 
 
 FORMAT = Format(
@@ -214,7 +231,12 @@ FORMAT = Format(
                     *(f"{_GENERATION}.vllm_kwargs.max_num_{name}" for name in ("seqs", "batched_tokens")),
                     "policy.sequence_packing.train_mb_tokens policy.dynamic_batching.train_mb_tokens",
                     *_ANSWERS,
-                    *(f"{phase}.{name}" for phase in _PHASES for name in ("max_num_steps", "max_num_epochs")),
+                    *(
+                        f"{phase}.{name}"
+                        for phase in _PHASES
+                        for name in ("max_num_steps", "max_num_epochs", *_EVALUATIONS)
+                    ),
+                    *_DATA,
                 )
             ),
             _read_batch,

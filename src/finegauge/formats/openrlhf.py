@@ -54,6 +54,10 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
         group, last = path.partition(".")[0], path.rpartition(".")[2]
         usual = f"{group}_{last}" if group in _WITH_GROUP else last
         found[_GROUPED.get(path, usual)] = value
+    if any(
+        path.startswith("fsdp.") for path in dotted(inside)
+    ):  # in place of DeepSpeed: its group of options
+        found["fsdp"] = True
     if found.get("trainer") in ("ppo", "ppo_ray"):
         found = {"micro_train_batch_size": 1, "max_len": 2048, **found}
         found["generate_max_len"] = found.get("generate_max_len") or found["max_len"]
@@ -148,7 +152,8 @@ def _read_method(reading: Reading) -> None:
 
 def _read_parallelism(reading: Reading) -> None:
     stage = reading.whole("zero_stage", 2, 3, 0)
-    reading.set("sharding", ("none", "zero1", "zero2", "zero3")[int(stage)], "zero_stage")
+    zero = ("none", "zero1", "zero2", "zero3")[int(stage)]
+    reading.set("sharding", "fsdp" if reading.flag("fsdp") else zero, "zero_stage", "fsdp")
     reading.set("cpu_offload", "optimizer" if reading.flag("adam_offload") else "none", "adam_offload")
     ring = reading.whole("ring_attn_size", 1, 10**4)
     if ring > 1:
@@ -203,7 +208,7 @@ FORMAT = Format(
         ),
         Row(f"{_ADAPTERS.keys} load_in_4bit bf16 param_dtype", _read_method),
         Row(
-            "zero_stage adam_offload ring_attn_size actor_num_nodes actor_num_gpus_per_node "
+            "zero_stage fsdp adam_offload ring_attn_size actor_num_nodes actor_num_gpus_per_node "
             "ref_num_gpus_per_node critic_num_gpus_per_node reward_num_gpus_per_node "
             "micro_train_batch_size train_batch_size",
             _read_parallelism,

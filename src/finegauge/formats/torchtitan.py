@@ -18,7 +18,7 @@ from finegauge.errors import shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
 from finegauge.formats.sheet import Sheet, dataset_name, dotted, known_model, repository, require
-from finegauge.run.field import names, whole
+from finegauge.run.field import names, number, whole
 from finegauge.run.rules import NARROW_RECIPES, RECIPE_ALIASES
 from finegauge.run.run import FIELDS, Run
 
@@ -39,6 +39,7 @@ _OFFLOAD, _BATCH = "training.enable_cpu_offload", "training.global_batch_size"
 _PIECE = "parallelism.pipeline_parallel_microbatch_size"  # of a rank's batch, what a stage takes at once
 _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 _COMPILE = ("compile.enable", "training.compile")
+_VALIDATION = tuple(f"validation.{name}" for name in ("enable", "freq", "steps", "local_batch_size"))
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 _MODES = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "selective"}
 _SCHEDULES = {
@@ -159,6 +160,21 @@ def _read_batch(reading: Reading) -> None:
         return
     sizes = ("training.local_batch_size", "training.batch_size")
     reading.set("micro_batch_size", reading.first(sizes, 8), *sizes)
+
+
+def _read_validation(reading: Reading) -> None:
+    """Read the evaluations, where so many steps of them are asked for rather than the whole set."""
+    if not reading.flag(_VALIDATION[0]):
+        return
+    steps = int(number(-1, 10**9)(_VALIDATION[2], reading.get(_VALIDATION[2], -1)))
+    if steps < 0:
+        reading.not_modelled(_VALIDATION[0])
+        return
+    batch = reading.whole(_VALIDATION[3], int(reading.fields["micro_batch_size"]), 10**6)
+    ranks = _data_parallel(reading) or 1
+    reading.take("eval_steps", _VALIDATION[1], 10)
+    reading.set("eval_samples", steps * batch * ranks, *_VALIDATION[2:])
+    reading.set("eval_batch_size", batch, _VALIDATION[3])
 
 
 def _read_compile(reading: Reading) -> None:
@@ -369,6 +385,7 @@ FORMAT = Format(
     (
         Row("model.name model.flavor model.hf_assets_path model.tokenizer_path", _read_model, _model),
         fixed(method="full", phase="pretrain", packing=True, padding="max", attention="sdpa"),
+        key("loss.kind", "loss", writes=False),  # of its Python
         key("optimizer.name", "optimizer", "adamw", words={"adamw": "AdamW"}),
         Row(f"{_IMPLEMENTATION} {_IN_BACKWARD}", _read_implementation, _implementation),
         Row(f"{_FLOAT8} {_GATHERS} float8.enable_float8_linear", _read_float8, _float8),
@@ -404,9 +421,11 @@ FORMAT = Format(
             _read_parallelism,
             _parallelism,
         ),
+        Row(" ".join(_VALIDATION), _read_validation),
     ),
     model_key="model.flavor",
-    not_modelled="parallelism.disable_loss_parallel validation.enable",
+    not_modelled="parallelism.disable_loss_parallel parallelism.module_fqns_per_model_part "
+    "parallelism.pipeline_parallel_split_points",
     lasting={"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
     data_keys=("training.dataset",),
     lists_data=True,
