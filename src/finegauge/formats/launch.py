@@ -180,10 +180,7 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
         if found is not None:
             (served if found.reader.startswith(_SERVERS) else trainings).append(found)
     if trainings:
-        first = _first(trainings, place)
-        if _CUT_SHORT.search(text):
-            remark = f"{place.name}: a comment within a command ends it: what stands behind is not passed."
-            first = first._replace(warnings=(*first.warnings, remark))
+        first = _first(trainings, place, text)
         return first._replace(keys=programs.with_server(first.keys, served[0].keys)) if served else first
     if served and all(map(_doubts, refused)):
         return served[0]
@@ -194,18 +191,20 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
     raise min(refused, key=_doubts, default=none)
 
 
-def _first(trainings: Sequence[Launch], place: Place) -> Launch:
-    """Return the first training of a script, which says how many others it starts."""
+def _first(trainings: Sequence[Launch], place: Place, text: str) -> Launch:
+    """Return the first training of a script, which says how many others it starts, and where it is cut."""
     different = list[Mapping[str, Any]]()
     for one in trainings:
         different += [one.keys] if one.keys not in different else []
-    if len(different) == 1:
-        return trainings[0]
-    warning = (
-        f"{place.name} starts {len(different)} trainings: the first is read; name another by its command, "
-        "after --."
-    )
-    return trainings[0]._replace(warnings=(*trainings[0].warnings, warning))
+    said = list[str]()
+    if _CUT_SHORT.search(text):
+        said.append(f"{place.name}: a comment within a command ends it: what stands behind is not passed.")
+    if len(different) > 1:
+        said.append(
+            f"{place.name} starts {len(different)} trainings: the first is read; name another by its "
+            "command, after --."
+        )
+    return trainings[0]._replace(warnings=(*trainings[0].warnings, *said))
 
 
 def _doubts(error: FileFormatError) -> int:
@@ -453,6 +452,8 @@ def _with_trainer(keys: dict[str, Any], reader: str, script: str) -> tuple[dict[
     """Return the keys with what a script that is not there trains, by its name, and their reader."""
     from finegauge.formats.trl import named_trainer
 
+    if reader == "verl:SLIME":
+        return {**keys, "asynchronous": "async" in script}, reader
     named = re.fullmatch(r"train_(\w+)\.py", script) if reader == "openrlhf" else None
     other = re.match(r"(?:run_|train_)?(reward|nash_md|xpo|gkd|online_dpo|rloo|ppo)(?=[_.])", script)
     learns = named[1] if named else other[1] if other else named_trainer(script)

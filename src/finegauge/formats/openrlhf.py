@@ -47,18 +47,16 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         key: value for key, value in keys.items() if not isinstance(value, Mapping) or key == "finegauge"
     }
-    inside = {key: value for key, value in keys.items() if key not in found}
-    if not inside:
-        return found
-    for path, value in dotted(inside).items():
+    inside = dotted({key: value for key, value in keys.items() if key not in found})
+    if "model_name_or_path" in found:  # a group's, without the group
+        found.setdefault("pretrain", found.pop("model_name_or_path"))
+    for path, value in inside.items():
         group, last = path.partition(".")[0], path.rpartition(".")[2]
         usual = f"{group}_{last}" if group in _WITH_GROUP else last
         found[_GROUPED.get(path, usual)] = value
-    if any(
-        path.startswith("fsdp.") for path in dotted(inside)
-    ):  # in place of DeepSpeed: its group of options
+    if any(path.startswith("fsdp.") for path in inside):  # in place of DeepSpeed
         found["fsdp"] = True
-    if found.get("trainer") in ("ppo", "ppo_ray"):
+    if inside and found.get("trainer") in ("ppo", "ppo_ray"):
         found = {"micro_train_batch_size": 1, "max_len": 2048, **found}
         found["generate_max_len"] = found.get("generate_max_len") or found["max_len"]
         found["n_samples_per_prompt"] = found.get("n_samples_per_prompt", 1)

@@ -58,8 +58,11 @@ _LLAVA_LORA: Mapping[str, Any] = {
 }
 _OF_UNSLOTH_CLI = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
 _UNSLOTH_CLI: Mapping[str, Any] = {
-    **{"model_name_or_path": "unsloth/llama-3-8b", "dataset_name": "yahma/alpaca-cleaned"},
-    "load_in_4bit": False,
+    **{
+        "model_name_or_path": "unsloth/llama-3-8b",
+        "load_in_4bit": False,
+        "dataset_name": "yahma/alpaca-cleaned",
+    },
     **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"},
     **{"max_seq_length": 2048, "max_steps": 400, "lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
 }
@@ -97,6 +100,7 @@ _OTHERWISE = {
         "gradient_accumulation_steps": "gradient_accumulation accumulation_steps grad_accum_steps "
         "grad_accumulation_steps grad_accum grad_acc_steps accum_steps accum accumulate",
         "lora_r": "lora_rank lora_dim r rank",
+        "gradient_checkpointing": "use_gradient_checkpointing grad_checkpointing",
         "deepspeed": "deepspeed_config ds_config ds_file deepspeed_file",
     }.items()
     for word in words.split()

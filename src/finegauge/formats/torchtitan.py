@@ -24,12 +24,9 @@ from finegauge.run.run import FIELDS, Run
 
 FILE = "torchtitan.toml"
 _REGISTRY = "config_registry.py"
-_DEGREES = {
-    f"parallelism.{name}_degree": name
-    for name in (
-        *("data_parallel_replicate", "tensor_parallel", "pipeline_parallel", "context_parallel"),
-        "expert_parallel",
-    )
+_DEGREES = {"parallelism.data_parallel_replicate_degree": "data_parallel_replicate"} | {
+    f"parallelism.{name}_parallel_degree": f"{name}_parallel"
+    for name in ("tensor", "pipeline", "context", "expert")
 }
 _EXPERT_TENSOR = "parallelism.expert_tensor_parallel_degree"  # 1 or that of tensor parallelism
 _SHARD, _RESHARD = "parallelism.data_parallel_shard_degree", "parallelism.fsdp_reshard_after_forward"
@@ -52,6 +49,7 @@ _ENDS = {
     "parallelism.pipeline_parallel_last_stage_less_layers": "loss",
 }
 _LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
+_OF_PARALLELISM = (*_DEGREES, *_ENDS, _EXPERT_TENSOR, _PIECE, _SHARD, _RESHARD, _SCHEDULE, _LAYERS)
 _CATALOGUE_NAME = {"llama3": "llama-3.1", "llama3_ft": "llama-3.1", "llama2": "llama-2", "gpt_oss": "gpt-oss"}
 _FLAVOURS = {
     **{"deepseek_v3-16b": "deepseek-v2-lite", "deepseek_v3-671b": "deepseek-v3"},
@@ -171,9 +169,8 @@ def _read_validation(reading: Reading) -> None:
         reading.not_modelled(_VALIDATION[0])
         return
     batch = reading.whole(_VALIDATION[3], int(reading.fields["micro_batch_size"]), 10**6)
-    ranks = _data_parallel(reading) or 1
     reading.take("eval_steps", _VALIDATION[1], 10)
-    reading.set("eval_samples", steps * batch * ranks, *_VALIDATION[2:])
+    reading.set("eval_samples", steps * batch * (_data_parallel(reading) or 1), *_VALIDATION[2:])
     reading.set("eval_batch_size", batch, _VALIDATION[3])
 
 
@@ -403,24 +400,7 @@ FORMAT = Format(
         Row(
             f"{' '.join(_COMPILE)} compile.components", _read_compile, lambda run: {_COMPILE[0]: run.compile}
         ),
-        Row(
-            " ".join(
-                (
-                    *_DEGREES,
-                    *(_EXPERT_TENSOR, _PIECE),
-                    _SHARD,
-                    _RESHARD,
-                    _SCHEDULE,
-                    *_ENDS,
-                    _LAYERS,
-                    _OFFLOAD,
-                    _BATCH,
-                    _ASYNC,
-                )
-            ),
-            _read_parallelism,
-            _parallelism,
-        ),
+        Row(" ".join((*_OF_PARALLELISM, _OFFLOAD, _BATCH, _ASYNC)), _read_parallelism, _parallelism),
         Row(" ".join(_VALIDATION), _read_validation),
     ),
     model_key="model.flavor",

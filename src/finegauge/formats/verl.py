@@ -17,7 +17,7 @@ without padding; no reference model unless a KL term asks for it.
 """
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from finegauge.errors import FieldError
@@ -61,12 +61,7 @@ _PARKED = tuple(
 _DTYPES = (f"{_ACTOR}.fsdp_config.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
 _PARKED_REFERENCE = "actor_rollout_ref.ref.fsdp_config.param_offload"
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
-_MEGATRON = {
-    f"{_ACTOR}.megatron.tensor_model_parallel_size": "tensor_parallel",
-    f"{_ACTOR}.megatron.pipeline_model_parallel_size": "pipeline_parallel",
-    f"{_ACTOR}.megatron.context_parallel_size": "context_parallel",
-    f"{_ACTOR}.megatron.expert_model_parallel_size": "expert_parallel",
-}
+_MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
 _RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
 
@@ -268,44 +263,32 @@ def _read_engine(reading: Reading) -> None:
             reading.warn(f"{key} is not modelled: the engine is taken as without it.")
 
 
+_OF_MODEL = [
+    f"{stem}.{name}"
+    for stem in (_MODEL, "model")
+    for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
+]
+_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, f"{_ACTOR}.strategy", _RESHARD)
+_OF_ROLLOUT = [
+    f"{_ROLLOUT}.{name}" for name in ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
+]
+_OF_UPDATES = (
+    *(f"{_ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
+    *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM),
+    *(*_REFERENCE, _PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
+)
 FORMAT = Format(
     "verl",
     (
         model_key(*_PATHS)._replace(write=None),
         Row("algorithm.adv_estimator trainer.n_gpus_per_node trainer.nnodes", _read_phase),
         Row(
-            " ".join(
-                (
-                    *(
-                        f"{stem}.{name}"
-                        for stem in (_MODEL, "model")
-                        for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
-                    ),
-                    *(*_CHECKPOINTING, *_RECOMPUTE, _OFFLOADED),
-                    *_ULYSSES,
-                    *_JOINED,
-                    *_MEGATRON,
-                    f"{_ACTOR}.strategy",
-                    *(*_DTYPES, *_OPTIMIZER, _RESHARD),
-                )
-            ),
+            " ".join((*_OF_MODEL, *_CHECKPOINTING, *_RECOMPUTE, *_OF_ACTOR, *_DTYPES, *_OPTIMIZER)),
             _read_method,
         ),
         Row(
-            " ".join(
-                (
-                    "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size",
-                    f"{_ROLLOUT}.n {_ROLLOUT}.name {_ACTOR}.ppo_mini_batch_size {_ACTOR}.ppo_epochs",
-                    *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE),
-                    *(f"{_ROLLOUT}.{name}" for name in (*_OF_ENGINE, "free_cache_engine", "quantization")),
-                    *(*_PARKED, *_OWN_GPUS, *_STREAM),
-                    *_REFERENCE,
-                    _PARKED_REFERENCE,
-                    *_MICRO,
-                    *_MICRO_OF_ALL,
-                    f"{_ACTOR}.ppo_max_token_len_per_gpu trainer.total_epochs trainer.total_training_steps",
-                )
-            ),
+            "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size "
+            f"trainer.total_epochs trainer.total_training_steps {' '.join((*_OF_ROLLOUT, *_OF_UPDATES))}",
             _read_lengths,
         ),
         trainer_keys.dataset_row("data.train_files"),
@@ -335,12 +318,8 @@ def _read_slime(reading: Reading) -> None:
     tunes = reading.text("loss_type") == "sft_loss"
     phase = "sft" if tunes else "ppo" if reading.text("advantage_estimator", "grpo") == "ppo" else "grpo"
     reading.set("phase", phase, "loss_type", "advantage_estimator")
-    prompts, answers = (
-        reading.whole(key, 1, 10**8) for key in ("rollout_batch_size", "n_samples_per_prompt")
-    )
-    sequences = prompts * answers
-    steps = reading.whole("num_steps_per_rollout", 1, 10**6)
-    batch = reading.whole("step_batch", sequences // steps, 10**9)
+    sequences = prod(reading.whole(key, 1, 10**8) for key in ("rollout_batch_size", "n_samples_per_prompt"))
+    batch = reading.whole("step_batch", sequences // reading.whole("num_steps_per_rollout", 1), 10**9)
     tokens = reading.whole("max_tokens_per_gpu", 0, 10**9, 0) if reading.flag("use_dynamic_batch_size") else 0
     tokens *= reading.whole("context_parallel_size", 1, 10**4)
     if tunes:
@@ -367,24 +346,20 @@ def _read_answers(reading: Reading, phase: str) -> None:
     written, most = reading.whole(answer, 1024, 10**7), reading.whole(both, 10**8, 10**8)
     reading.set("seq_len", min(most, written + reading.whole(prompt, 512, 10**7)), prompt, answer, both)
     reading.set("max_new_tokens", min(written, most - 1), answer)
+    answers, degree = "n_samples_per_prompt", "rollout_num_gpus_per_engine"
     if phase == "grpo":
-        reading.set(
-            "num_generations", max(2, reading.whole("n_samples_per_prompt", 1, 4096)), "n_samples_per_prompt"
-        )
+        reading.set("num_generations", max(2, reading.whole(answers, 1, 4096)), answers)
     if not (reading.flag("use_kl_loss") or number(-1e9, 1e9)("kl_coef", reading.get("kl_coef", 0.0))):
         reading.set("reference_model", "none", "use_kl_loss", "kl_coef")
-    shared, share = reading.flag("colocate"), "sglang_mem_fraction_static"
-    degree, gpus = (
-        "rollout_num_gpus_per_engine",
-        reading.whole("rollout_num_gpus", reading.launched_gpus, 10**6),
-    )
+    shared, gpus = reading.flag("colocate"), reading.whole("rollout_num_gpus", reading.launched_gpus, 10**6)
     reading.set("inference_engine", "sglang")
-    reading.take("gpu_memory_utilization", share)
+    reading.take("gpu_memory_utilization", "sglang_mem_fraction_static")
     reading.take("rollout_tensor_parallel", degree, 1)
     reading.set("rollout_gpus", 0 if shared else gpus, "rollout_num_gpus", "colocate")
     reading.set("rollout_sleep", 2 if shared else 0, "colocate")
     reading.set("rollout_offload", "all" if shared else "none", "colocate")
     reading.set("old_log_probs", not reading.flag("use_rollout_logprobs"), "use_rollout_logprobs")
+    reading.set("off_policy_steps", int(reading.flag("asynchronous") and not shared))
 
 
 SLIME = Format(
@@ -398,7 +373,7 @@ SLIME = Format(
             "num_steps_per_rollout use_dynamic_batch_size max_tokens_per_gpu micro_batch_size num_rollout "
             "num_epoch rollout_max_prompt_len rollout_max_response_len rollout_max_context_len use_kl_loss "
             "kl_coef colocate sglang_mem_fraction_static rollout_num_gpus_per_engine rollout_num_gpus "
-            "use_rollout_logprobs actor_num_nodes actor_num_gpus_per_node",
+            "use_rollout_logprobs actor_num_nodes actor_num_gpus_per_node asynchronous",
             _read_slime,
         ),
         trainer_keys.dataset_row("prompt_data"),
