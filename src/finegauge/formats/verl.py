@@ -11,9 +11,8 @@ between its phases (`param_offload`, `optimizer_offload`) are gone while answers
 
 slime's arguments (`train.py --hf-checkpoint ...`) are Megatron-LM's for the actor, and its own for SGLang and
 what lies between. What no argument says but it does (slime/utils/arguments.py of commit 002fa9d, read
-2026-11-28): one node of 8 GPUs; bf16 and the distributed optimizer; an engine for each GPU, on others
-unless `colocate` has it on the trainer's, where each leaves its memory to the other; sequences side by side
-without padding; no reference model unless a KL term asks for it.
+2026-11-28): 8 GPUs; bf16, the distributed optimizer; an engine for each GPU, on others unless `colocate` is
+stated; sequences side by side without padding; no reference model unless a KL term asks for it.
 """
 
 from collections.abc import Mapping
