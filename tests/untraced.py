@@ -1,4 +1,4 @@
-"""Coverage looks away from tests in which the same lines run thousands of times: half of their time is its own.
+"""Coverage looks away where the same lines run thousands of times: tracing is half of their time.
 
 A folder whose `conftest.py` imports this hook has it. pytest-cov's `no_cover` does nothing in the workers of
 pytest-xdist: version 7.1 starts two collectors there, and stops one of them.
