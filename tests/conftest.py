@@ -9,6 +9,10 @@ ship, with folders of their own for what a test stores.
 What a test in `OF_THE_MACHINE` sees depends on what else the machine does: where it fails it is asked once
 more, and the summary names it.
 
+Coverage looks away from `UNTRACED`, where the same lines run thousands of times: tracing is half of their
+time. pytest-cov's `no_cover` does nothing in the workers of pytest-xdist: version 7.1 starts two collectors
+there, and stops one of them.
+
 With CI=true a skipped test fails the run, for it means that a tool is missing which CI should have
 installed. Two skips are right even there: no GPU, and no ../shared on a machine that has none.
 """
@@ -16,7 +20,10 @@ installed. Two skips are right even there: no GPU, and no ../shared on a machine
 import ast
 import os
 import shutil
+import sys
 import tempfile
+import threading
+from collections.abc import Generator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +57,16 @@ OF_THE_MACHINE = (  # real browsers, clusters, processes that are killed, clocks
     "tests/unit/callbacks",
     "tests/unit/measurement",
     "tests/unit/web",
+)
+UNTRACED = (
+    "tests/catalogue",
+    "tests/fuzz",
+    "tests/golden",
+    "tests/house",
+    "tests/oracle",
+    "tests/properties",
+    "tests/unit/web/test_injection.py",
+    "tests/unit/web/test_openapi.py",
 )
 HAS_GPU = shutil.which("nvidia-smi") is not None
 NO_GPU = "no NVIDIA GPU on this machine"
@@ -108,6 +125,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test of `UNTRACED` without a trace function, in threads that it starts too."""
+    if not item.nodeid.startswith(UNTRACED):
+        return (yield)
+    tracers: tuple[Any, Any] = sys.gettrace(), threading.gettrace()
+    nobody: Any = None
+    sys.settrace(nobody)
+    threading.settrace(nobody)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracers[0])
+        threading.settrace(tracers[1])
 
 
 def pytest_configure(config: pytest.Config) -> None:
