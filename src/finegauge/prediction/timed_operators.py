@@ -84,7 +84,7 @@ class Chip(NamedTuple):
     ceiling_flops_per_s: float  # of the datasheet, where `flops_per_s` is what kernels are taken to be given
     clocks_per_s: float  # of all multiprocessors together: caches, casts and exponentials go by them
     exponential_ratio: float = 1.0  # how much faster it takes exponentials than the chips before it
-    beside: float = 1.0  # how exponentials overlap products: 1, one after the other (`overlapped`)
+    is_asynchronous: bool = False  # its matrix instructions: see `BESIDE`
 
 
 def overlapped(first: Any, second: Any, power: float) -> Any:
@@ -143,9 +143,8 @@ def attention(c: Constants, s: Sizes, chip: Chip) -> Any:
     products = 4.0 * pairs * head_dim / (chip.flops_per_s * c["rate_fraction"])
     softmax = pairs * c["softmax_clocks"] / (chip.clocks_per_s * chip.exponential_ratio)
     waves = batch * heads * ceil(length / QUERY_TILE) / chip.num_sms
-    compute = (
-        overlapped(products, softmax, chip.beside) * _waves(c, waves) / waves + ceil(waves) * c["wave_s"]
-    )
+    compute = overlapped(products, softmax, BESIDE if chip.is_asynchronous else 1.0)
+    compute = compute * _waves(c, waves) / waves + ceil(waves) * c["wave_s"]
     moved = batch * length * (2.0 * heads + 2.0 * kv_heads) * head_dim * 2.0
     return c["launch_s"] + overlapped(compute, _moved_s(c, moved, chip), c["overlap"])
 
@@ -361,7 +360,7 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = 
         ceiling_flops_per_s=ceiling,
         clocks_per_s=num_sms * hz,
         exponential_ratio=EXPONENTIAL_RATIOS.get(spec.architecture, 1.0),
-        beside=BESIDE if spec.architecture in device.HOPPER_KIN and _is_datacentre(spec) else 1.0,
+        is_asynchronous=spec.architecture in device.HOPPER_KIN and _is_datacentre(spec),
     )
 
 
