@@ -86,11 +86,7 @@ def chosen(values: Sequence[Any], place: Any) -> Any:
 
 def ceil(value: Any) -> Any:
     """Return the smallest whole number that is not below the quantity."""
-    if isinstance(value, PLAIN):
-        return math.ceil(value)
-    import numpy
-
-    return numpy.ceil(value)
+    return _of_one("ceil", value)
 
 
 def rounded(value: Any) -> Any:
@@ -104,11 +100,20 @@ def rounded(value: Any) -> Any:
 
 def log(value: Any) -> Any:
     """Return the natural logarithm."""
+    return _of_one("log", value)
+
+
+def exponential(value: Any) -> Any:
+    """Return e to the power of the quantity."""
+    return _of_one("exp", value)
+
+
+def _of_one(function: str, value: Any) -> Any:
     if isinstance(value, PLAIN):
-        return math.log(value)
+        return getattr(math, function)(value)
     import numpy
 
-    return numpy.log(value)
+    return getattr(numpy, function)(value)
 
 
 def every(condition: Any) -> bool:

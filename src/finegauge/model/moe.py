@@ -12,6 +12,9 @@ capacity each computes that many rows, whatever tokens choose: what is over is d
 (Megatron core, transformer/moe/moe_utils.py: get_capacity; DeepSpeed, moe/sharded_moe.py).
 """
 
+from typing import Any
+
+from finegauge.arithmetic import largest, log, smallest, where
 from finegauge.model.blocks import FeedForward, MixtureOfExperts
 from finegauge.model.lowering import Lowering
 from finegauge.model.op import ZERO, Cost, Op, Poly, per_token
@@ -382,3 +385,33 @@ def _shared_experts(builder: OpBuilder, block: MixtureOfExperts) -> None:
         wide = row * 4.0 / low.compute_bytes
         alive = (3 * wide, wide + row, 3 * wide + 2 * row)
     builder.elementwise((part, "add shared"), 3.0 * row, alive=alive)
+
+
+def most_loaded(tokens: Any, chosen: Any, experts: Any, ranks: Any, skew: Any) -> tuple[Any, Any]:
+    """Return the rows of the rank with most of them, and how many of its experts have any.
+
+    Shares of experts are drawn from x^-skew between 1 and 0.8 of the tokens (0.01 and 2 with fewer rows than
+    experts), as aiconfigurator's collector/helper.py does (read 2026-11-28); 0 is an even load. The most of
+    `ranks` sums: exact for an expert each, nearing a normal law's with many ([1] A. and Stegun, 26.2.23).
+    """
+    pairs = tokens * chosen
+    own = largest(experts / ranks, 1.0)
+    crowded = pairs > experts
+    least = where(crowded, 1.0, 0.01)
+    most = largest(where(crowded, 0.8 * tokens, 2.0), 1.001 * least)
+    power = 1.0 - skew + 1e-7  # never 0, of which there is no antiderivative
+    below, above = least**power, most**power
+    mean, square = (
+        (most ** (power + n) - least ** (power + n)) / (power + n) * power / (above - below) for n in (1, 2)
+    )
+    t = (2.0 * largest(log((ranks + 0.25) / 0.625), 0.0)) ** 0.5  # of the most of `ranks` normal draws [1]
+    under = 1.0 + 1.432788 * t + 0.189269 * t**2 + 0.001308 * t**3
+    normal = (t - (2.515517 + 0.802853 * t + 0.010328 * t**2) / under) * largest(square - mean**2, 0.0) ** 0.5
+    highest = (below + (above - below) * ranks / (ranks + 1.0)) ** (1.0 / power) - mean  # of one expert
+    top = largest(own * mean, own * mean + (own**0.5 - 1.0) * normal + highest)
+    share = where(ranks <= 1.0, 1.0, smallest(1.0, top / (experts * mean)))
+    half_a_row = smallest(most, largest(least, experts * mean / (2.0 * pairs)))
+    any_row = 1.0 - (half_a_row**power - below) / (above - below)
+    rows = where(skew == 0, pairs / ranks, smallest(share * pairs, own * tokens))
+    some = where(skew == 0, own, largest(own * any_row, smallest(1.0, rows)))
+    return rows, smallest(some, rows)

@@ -163,14 +163,9 @@ def _moved(dtype: str, bytes_per_s: float, runs: Sequence[Run]) -> Iterator[Read
             sizes = {"rows": float(rows), "width": float(width)}
             yield Reading(operator, dtype, direction, sizes, seconds, 0.0, 0.0, moved, launches)
     for size in COPIES:
-        yield Reading(
-            "copy",
-            dtype,
-            "transfer",
-            {"bytes": float(size)},
-            2.0 * size / bytes_per_s + KERNEL_S,
-            bytes=2.0 * size,
-        )
+        moved = 2.0 * size
+        seconds = moved / bytes_per_s + KERNEL_S
+        yield Reading("copy", dtype, "transfer", {"bytes": float(size)}, seconds, bytes=moved)
 
 
 def _sent(spec: GpuSpec, notes: list[str]) -> Iterator[Reading]:

@@ -18,11 +18,12 @@ A surface is what physics has, with the few constants that a kernel brings:
 $$ t = launch + \left(compute^p + memory^p\right)^{1/p} + cast $$
 
 Compute is what the multiprocessors take for the tiles of an operator, wave after wave, at a fraction of
-the datasheet's rate; memory is what has to be moved, at a fraction of the bandwidth; p says how well both
-overlap (1: one after the other; large: the longer alone). A product is cut into the tile that is quickest
-for it, or nearly (`choice`): libraries choose by heuristics. Reductions too long for few tiles are divided.
-From 128 rows on whole tiles make steps, as timings of GPUs that are left out show them; below, where nothing
-was timed, tiles are as high as the rows ask for.
+the datasheet's rate; memory is what has to be moved, at a fraction of the bandwidth or, where the operator
+before left it in the cache, by the multiprocessors' clocks, as casts and exponentials are; p says how well
+both overlap (1: one after the other; large: the longer alone). A product is cut into the tile that is
+quickest for it, or nearly (`choice`): libraries choose by heuristics. Reductions too long for few tiles are
+divided. From 128 rows on whole tiles make steps, as timings of GPUs that are left out show them; below, where
+nothing was timed, tiles are as high as the rows ask for.
 
 All sizes may be numbers or arrays of them. Every constant is a plain number of its own unit, and the same
 equation serves every GPU: the chip's datasheet (`Chip`) is what differs, so that constants of one GPU may
@@ -37,16 +38,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from math import dist, sqrt
 from math import exp as number_exp
-from math import log as number_log
 from typing import Any, NamedTuple
 
-from finegauge.arithmetic import PLAIN, ceil, largest, log, smallest, where
+from finegauge.arithmetic import PLAIN, ceil, exponential, largest, log, smallest, where
 from finegauge.catalogue.device_profile import SHAPE_COLUMNS, Timed, timed_kernels, timings
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.gpus import gpu as gpu_named
 from finegauge.catalogue.paths import BOARD_GPUS, paths_of
 from finegauge.documents import read_document
 from finegauge.errors import UnsupportedError, shown
+from finegauge.model.moe import most_loaded
 from finegauge.prediction import device
 from finegauge.prediction.device import at_full_rate, best_fraction
 from finegauge.profile import Interval
@@ -64,7 +65,7 @@ FEWEST_ROWS, MOST_ROWS = 16, 128  # of a matrix instruction, and below which no 
 SPLIT_K, SPLIT_LEAST_K, SPLIT_SLOWER = 4, 256, 1.05
 SPLIT_WAVES = 1.5  # no product is divided that has more tiles than this would fill
 QUERY_TILE = 128.0
-SOFTMAX_HEAD = 128.0  # the head size in whose products the softmax of a pair is counted
+CACHE_BYTES = 12.0  # from the cache, of a multiprocessor in a clock: 9 to 14 in bf16 products on five GPUs
 NEVER_S = 1e9
 
 
@@ -80,7 +81,10 @@ class Chip(NamedTuple):
     link_peers: int  # over how many links, one to each, they are divided; 0: a switch
     bridge_bytes_per_s: float
     value_bytes: float  # of an operand
+    ceiling_flops_per_s: float  # of the datasheet, where `flops_per_s` is what kernels are taken to be given
+    clocks_per_s: float  # of all multiprocessors together: caches, casts and exponentials go by them
     exponential_ratio: float = 1.0  # how much faster it takes exponentials than the chips before it
+    is_asynchronous: bool = False  # its matrix instructions: see `BESIDE`
 
 
 def overlapped(first: Any, second: Any, power: float) -> Any:
@@ -111,12 +115,10 @@ def product(c: Constants, s: Sizes, chip: Chip) -> Any:
     near = sum((best / one) ** c["choice"] for one in options) / len(options)
     compute = best * near ** (-1.0 / c["choice"])
     moved = chip.value_bytes * (m * k + n * k) + 2.0 * m * n
-    found = moved / (moved + chip.l2_bytes * c["cache_share"])  # the rest was left in the cache
-    memory = moved / (chip.bytes_per_s * c["bandwidth_fraction"]) * (found + (1.0 - found) / c["cache_ratio"])
+    memory = _moved_s(c, moved, chip, c["cache_share"], c["cache_bytes"])
     seconds = c["launch_s"] + overlapped(compute, memory, c["overlap"])
     if "cast_s" in c:
-        cast = m * k * (2.0 + chip.value_bytes) / (chip.bytes_per_s * c["cast_fraction"])
-        seconds = seconds + c["cast_s"] + cast
+        seconds += c["cast_s"] + m * k * (2.0 + chip.value_bytes) / (chip.clocks_per_s * c["cast_bytes"])
     return seconds
 
 
@@ -125,39 +127,44 @@ def _waves(c: Constants, waves: Any) -> Any:
     return c["last_wave"] * ceil(waves) + (1.0 - c["last_wave"]) * largest(waves, 1.0)
 
 
+def _moved_s(c: Constants, moved: Any, chip: Chip, share: float = 1.0, width: float = CACHE_BYTES) -> Any:
+    """Return the seconds of moving so many bytes, part of which the operator before left in the cache."""
+    found = moved / (moved + chip.l2_bytes * share)  # in memory
+    near_s = moved / (chip.clocks_per_s * width)
+    return found * moved / (chip.bytes_per_s * c["bandwidth_fraction"]) + (1.0 - found) * near_s
+
+
 def attention(c: Constants, s: Sizes, chip: Chip) -> Any:
     """Return the seconds of causal attention forward, softmax and all, of queries as long as their keys."""
     batch, length, heads, kv_heads, head_dim = (
         s[name] for name in ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim")
     )
-    pairs = length * (length + c["diagonal"]) / 2.0
-    flops = 4.0 * pairs * (head_dim + c["softmax"] / chip.exponential_ratio * SOFTMAX_HEAD) * batch * heads
+    pairs = length * (length + c["diagonal"]) / 2.0 * batch * heads
+    products = 4.0 * pairs * head_dim / (chip.flops_per_s * c["rate_fraction"])
+    softmax = pairs * c["softmax_clocks"] / (chip.clocks_per_s * chip.exponential_ratio)
     waves = batch * heads * ceil(length / QUERY_TILE) / chip.num_sms
-    filled = _waves(c, waves) / waves
-    compute = flops / (chip.flops_per_s * c["rate_fraction"]) * filled + ceil(waves) * c["wave_s"]
+    compute = overlapped(products, softmax, BESIDE if chip.is_asynchronous else 1.0)
+    compute = compute * _waves(c, waves) / waves + ceil(waves) * c["wave_s"]
     moved = batch * length * (2.0 * heads + 2.0 * kv_heads) * head_dim * 2.0
-    memory = moved / (chip.bytes_per_s * c["bandwidth_fraction"])
-    return c["launch_s"] + overlapped(compute, memory, c["overlap"])
+    return c["launch_s"] + overlapped(compute, _moved_s(c, moved, chip), c["overlap"])
 
 
 def experts(c: Constants, s: Sizes, chip: Chip) -> Any:
-    """Return the seconds of a layer's routed experts on the rank that has most to do.
-
-    A share of ep^-x of the tokens comes to it where they are spread by a power law, 1 / ep where evenly.
-    """
-    tokens, hidden, inner = s["num_tokens"], s["hidden_size"], s["intermediate_size"]
-    chosen, divided, skew = s["num_experts_per_tok"], s["expert_parallel"], s["skew"]
-    spread = where(skew == 0, 1.0, where(skew == 1, c["spread_steep"], c["spread_flat"]))
-    pairs = tokens * chosen
-    rows = pairs * divided ** (-spread)
-    own = largest(s["num_experts"] / divided, 1.0)
-    active = own * (1.0 - exponential(-rows / own))
+    """Return the seconds of a layer's routed experts on the rank that has most to do."""
+    hidden, inner, pairs = (
+        s["hidden_size"],
+        s["intermediate_size"],
+        s["num_tokens"] * s["num_experts_per_tok"],
+    )
+    rows, active = most_loaded(
+        s["num_tokens"], s["num_experts_per_tok"], s["num_experts"], s["expert_parallel"], s["skew"]
+    )
     products = 6.0 * hidden * inner
     compute = products * (rows + active * c["tile_rows"]) / (chip.flops_per_s * c["rate_fraction"])
-    moved = 3.0 * hidden * inner * active * chip.value_bytes
-    moved = moved + rows * (c["hidden_bytes"] * hidden + c["inner_bytes"] * inner)
+    weights = 3.0 * hidden * inner * active * chip.value_bytes
+    moved = rows * (c["hidden_bytes"] * hidden + c["inner_bytes"] * inner)
     moved = moved + pairs * c["all_hidden_bytes"] * hidden
-    memory = moved / (chip.bytes_per_s * c["bandwidth_fraction"])
+    memory = weights / (chip.bytes_per_s * c["bandwidth_fraction"]) + _moved_s(c, moved, chip)
     return c["launch_s"] + overlapped(compute, memory, c["overlap"])
 
 
@@ -175,92 +182,59 @@ def collective(c: Constants, s: Sizes, chip: Chip) -> Any:
     return overlapped(c["launch_s"] + c["hop_s"] * (ranks - 1.0), crossing, c["overlap"])
 
 
-def exponential(value: Any) -> Any:
-    """Return e to the power of the quantity."""
-    if isinstance(value, PLAIN):
-        return number_exp(value)
-    import numpy
-
-    return numpy.exp(value)
-
-
-def _ratio(over: Any, under: Any) -> Any:
-    return log(over) - log(under)
-
-
 class Surface(NamedTuple):
     """One kind of operator: its equation, its constants' usual values, and where a shape stands."""
 
     seconds: Callable[[Constants, Sizes, Chip], Any]
     usual: Constants
     place: Callable[[Sizes], tuple[Any, ...]]  # coordinates in which near shapes err alike
-    columns: tuple[str, ...]  # of a table, the sizes
-
-
-def _product_place(s: Sizes) -> tuple[Any, ...]:
-    return log(s["m"]), log(s["n"]), log(s["k"])
 
 
 def _attention_place(s: Sizes) -> tuple[Any, ...]:
-    shared = 0.7 * _ratio(s["num_heads"], s["num_kv_heads"])
-    return (
-        log(s["batch_size"]), log(s["seq_len"]), log(s["num_heads"]), shared, 2.0 * log(s["head_dim"]),
-    )  # fmt: skip
+    heads, kv_heads = log(s["num_heads"]), log(s["num_kv_heads"])
+    shared = 0.7 * (heads - kv_heads)
+    return log(s["batch_size"]), log(s["seq_len"]), heads, shared, 2.0 * log(s["head_dim"])
 
 
 def _experts_place(s: Sizes) -> tuple[Any, ...]:
-    skew = where(s["skew"] == 0, 0.0, where(s["skew"] == 1, 1.5, 2.0))
     wide = 2.0 * log(s["hidden_size"]), 2.0 * log(s["intermediate_size"])
     names = ("num_experts_per_tok", "num_experts", "expert_parallel")
-    return (log(s["num_tokens"]), *wide, *(log(s[name]) for name in names), skew)
+    return (log(s["num_tokens"]), *wide, *(log(s[name]) for name in names), 1.5 * s["skew"])
 
 
-def _collective_place(s: Sizes) -> tuple[Any, ...]:
-    return log(s["bytes"]), 2.0 * log(s["num_gpus"])
-
-
-SKEWS = {"balanced": 0.0, "power_law_1.2": 1.0, "power_law_1.01": 2.0}
 SURFACES: Mapping[str, Surface] = {
     "gemm": Surface(
         product,
         {
             "launch_s": 3e-6, "rate_fraction": 0.8, "bandwidth_fraction": 0.8, "ramp_k": 100.0,
-            "cache_ratio": 2.0, "cache_share": 1.0, "overlap": 3.0, "small_tile": 0.15, "choice": 8.0,
+            "cache_bytes": CACHE_BYTES, "cache_share": 1.0, "overlap": 3.0, "small_tile": 0.15, "choice": 8.0,
             "wave_s": 0.3e-6, "last_wave": 0.5,
         },
-        _product_place,
-        ("m", "n", "k"),
+        lambda s: (log(s["m"]), log(s["n"]), log(s["k"])),
     ),
     "attention": Surface(
         attention,
         {
             "launch_s": 5e-6, "rate_fraction": 0.6, "bandwidth_fraction": 0.7, "diagonal": 128.0,
-            "softmax": 0.25, "overlap": 3.0, "wave_s": 1e-6, "last_wave": 0.5,
+            "softmax_clocks": 0.06, "overlap": 3.0, "wave_s": 1e-6, "last_wave": 0.5,
         },
         _attention_place,
-        ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim"),
     ),
     "experts": Surface(
         experts,
         {
             "launch_s": 2e-5, "rate_fraction": 0.6, "bandwidth_fraction": 0.7, "tile_rows": 64.0,
-            "hidden_bytes": 2.0, "inner_bytes": 4.0, "all_hidden_bytes": 4.0, "spread_steep": 0.6,
-            "spread_flat": 0.7, "overlap": 3.0,
+            "hidden_bytes": 2.0, "inner_bytes": 4.0, "all_hidden_bytes": 4.0, "overlap": 3.0,
         },
         _experts_place,
-        (
-            "num_tokens", "hidden_size", "intermediate_size", "num_experts_per_tok", "num_experts",
-            "expert_parallel", "skew",
-        ),
     ),
     "collective": Surface(
         collective,
         {"launch_s": 1e-5, "hop_s": 1e-6, "link_fraction": 0.7, "overlap": 1.5},
-        _collective_place,
-        ("num_gpus", "bytes"),
+        lambda s: (log(s["bytes"]), 2.0 * log(s["num_gpus"])),
     ),
 }  # fmt: skip
-CASTING = {"cast_s": 2e-6, "cast_fraction": 0.5}  # of products in formats narrower than 16 bit
+CASTING = {"cast_s": 2e-6, "cast_bytes": 6.0}  # of products in formats narrower than 16 bit
 SHARING = {"sharing": 0.1}  # of links behind PCIe bridges
 
 
@@ -272,6 +246,10 @@ FEED = 0.34  # see `_fed`
 # exponentials per multiprocessor and clock over those of the others: Blackwell Ultra has twice as many
 # (NVIDIA, Inside NVIDIA Blackwell Ultra, developer.nvidia.com/blog, 2025-08-22: attention-layer instructions)
 EXPONENTIAL_RATIOS = {"Blackwell Ultra": 2.0}
+# where matrix instructions are asynchronous (Hopper's, and Blackwell's of large chips), attention takes one
+# tile's exponentials beside another's products; on others the same warps do both
+BESIDE = 3.0
+LANE_FLOPS, USUAL_HZ = 256.0, 1.8e9  # of a multiprocessor in a clock in fp32, where no clock is printed
 LEAST_ROWS = 30  # of a kernel's timings, three for each constant, to speak for another architecture
 BLOCK = 2048  # places whose K is worked out together
 FORMATS = {  # what a number format is timed as
@@ -290,6 +268,7 @@ DEFAULT_ENGINES = {
     ("gemm", "nvfp4"): ("trtllm", "vllm", "sglang"),
 }
 ENGINES = ("vllm", "trtllm", "sglang", "nccl")
+PATHS = ("torch_flow",)  # TensorRT-LLM's way through PyTorch: which kernel runs depends on the GPU
 
 
 class Fit(NamedTuple):
@@ -327,14 +306,18 @@ def sizes_of(kind: str, shapes: Iterable[Iterable[str]]) -> list[dict[str, float
 
 
 def skew(distribution: str) -> float:
-    """Return how a distribution of tokens over experts is counted; one that was not timed as the flat one."""
-    return SKEWS.get(distribution, 0.0 if not distribution else SKEWS["power_law_1.01"])
+    """Return the exponent of a distribution of tokens over experts, 0 of an even one; of others 1.01."""
+    if distribution in ("", "balanced"):
+        return 0.0
+    try:
+        return min(max(float(distribution.removeprefix("power_law_")), 0.1), 4.0)
+    except ValueError:
+        return 1.01
 
 
 @cache
 def _document(name: str) -> Any:
-    path = os.path.join(FOLDER, f"{name.replace(' ', '_')}.json")
-    return read_document(path)
+    return read_document(os.path.join(FOLDER, f"{name.replace(' ', '_')}.json"))
 
 
 @cache
@@ -356,25 +339,28 @@ def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = 
     Raises: UnsupportedError if it has no such rate.
     """
     peak = spec.peak_flops_per_s(PEAKS[dtype]) if dtype in PEAKS else 1.0  # a collective computes nothing
+    ceiling = peak
     if like is not None:
         board, rate = at_full_rate(spec) if PEAKS.get(dtype) == "fp4" else spec, PEAKS.get(dtype, "")
         peak *= _reached(board, like, kind) * _fed(board, like, rate)
-    num_sms, l2_bytes, paths = spec.num_sms, spec.l2_bytes, paths_of(spec)
-    if like is not None and not num_sms:
-        num_sms = like.num_sms
-    if like is not None and not l2_bytes:
-        l2_bytes = like.l2_bytes
+    known, paths = spec if spec.num_sms or like is None else like, paths_of(spec)
+    num_sms = float(known.num_sms or 100)
+    hz = known.boost_hz or known.flops_per_s.get("fp32", 0.0) / (LANE_FLOPS * num_sms) or USUAL_HZ
+    l2_bytes = spec.l2_bytes or (like.l2_bytes if like is not None else None)
     return Chip(
         flops_per_s=peak,
         bytes_per_s=spec.memory_bytes_per_s,
-        num_sms=float(num_sms or 100),
+        num_sms=num_sms,
         l2_bytes=float(l2_bytes or 50e6),
         link_bytes_per_s=spec.nvlink_bytes_per_s,
         link_gpus=paths.joined,
         link_peers=paths.peers,
         bridge_bytes_per_s=paths.bridge_bytes_per_s,
         value_bytes=VALUE_BYTES.get(dtype, 2.0),
+        ceiling_flops_per_s=ceiling,
+        clocks_per_s=num_sms * hz,
         exponential_ratio=EXPONENTIAL_RATIOS.get(spec.architecture, 1.0),
+        is_asynchronous=spec.architecture in device.HOPPER_KIN and _is_datacentre(spec),
     )
 
 
@@ -440,7 +426,7 @@ def _is_datacentre(spec: GpuSpec) -> bool:
 def _distance(spec: GpuSpec, other: GpuSpec) -> tuple[Any, ...]:
     """Return how far `other` is as a stand-in for `spec`: kind of chip, generation, form, power, age."""
     apart = abs(_generation(spec) - _generation(other))
-    power = abs(number_log((spec.board_power_w or 500.0) / (other.board_power_w or 500.0)))
+    power = abs(log((spec.board_power_w or 500.0) / (other.board_power_w or 500.0)))
     differs = _is_datacentre(spec) != _is_datacentre(other)
     return differs, apart, spec.form_factor != other.form_factor, -(other.launch_year or 0), power
 
@@ -456,8 +442,7 @@ def engine_of(kernel: str) -> str:
     for one in timed_kernels():
         if one.kernel == kernel:
             return one.engine
-    text = kernel.casefold()
-    return next((name for name in ENGINES if name in text), "")
+    return next((name for name in ENGINES if name in kernel.casefold()), "")
 
 
 def source_for(
@@ -486,7 +471,8 @@ def source_for(
     order = DEFAULT_ENGINES.get((kind, timed_as), ENGINES)
 
     def match(one: Timed) -> tuple[int, int, int]:
-        closeness = 0 if one.kernel == kernel else 1 if one.engine == wanted else 2
+        same = one.kernel == kernel and (kernel not in PATHS or is_kin(spec, gpu_named(one.gpu)))
+        closeness = 0 if same else 1 if one.engine == wanted else 2
         return closeness, order.index(one.engine), -one.rows
 
     stands, chosen = _chosen(spec, known, match)
@@ -565,13 +551,21 @@ def evidence() -> Mapping[str, Any]:
 
 
 def seconds_of(source: Source, sizes: Sizes) -> Any:
-    """Return the seconds of an operator of `sizes`, numbers or arrays; of several parts their mean."""
+    """Return the seconds of an operator of `sizes`, numbers or arrays; of several parts their mean.
+
+    No product is quicker than the peak, or than memory brings the operands that no cache holds.
+    """
     logarithm: Any = 0.0
     for fit, chip in source.parts:
         surface = SURFACES[fit.timed.kind]
         base, place = surface.seconds(fit.constants, sizes, chip), surface.place(sizes)
         logarithm = logarithm + log(base) + interpolated(place, fit.places, fit.weights)
-    return exponential(logarithm / len(source.parts))
+    seconds, chip = exponential(logarithm / len(source.parts)), source.parts[0][1]
+    if source.timed.kind != "gemm":
+        return seconds
+    m, n, k = sizes["m"], sizes["n"], sizes["k"]
+    read_s = (chip.value_bytes * (m + n) * k - chip.l2_bytes) / chip.bytes_per_s
+    return largest(seconds, 2.0 * m * n * k / chip.ceiling_flops_per_s, read_s)
 
 
 def interpolated(place: tuple[Any, ...], timed: Any, weights: Any) -> Any:

@@ -201,18 +201,7 @@ def _medians(summary: Summary, trials: Sequence[Trial]) -> Iterator[Note]:
         yield Note(f"median error of {what}: {100 * error:.2f} %, {word} {100 * bar:g} %")
 
 
-OPERATOR_HEADINGS = (
-    "GPU",
-    "kind",
-    "format",
-    "evidence",
-    "rows",
-    "answered",
-    "median",
-    "p90",
-    "bias",
-    "covered",
-)
+GROUP_HEADINGS = ("GPU", "kind", "format", "evidence", "rows", "answered", "median", "p90", "bias", "covered")
 EVIDENCE = {"timed": "GPU timed", "architecture": "its kin timed", "other": "others timed", "": UNKNOWN}
 
 
@@ -225,7 +214,7 @@ def operators_report(answer: OperatorsAnswer) -> Report:
         "Operators",
         f"{summary.answered:,} of {summary.rows:,} operators answered",
         section("unanswered", "", *notes(missing)),
-        section("operators", "", Table("", OPERATOR_HEADINGS, tuple(map(_cells, summary.groups)), 4)),
+        section("operators", "", Table("", GROUP_HEADINGS, tuple(map(_cells, summary.groups)), 4)),
         section("evidence", "", *notes([f"{note[:1].upper()}{note[1:]}." for note in unseen.values()])),
     )
 

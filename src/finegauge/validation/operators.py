@@ -6,9 +6,11 @@ where it is not, the kernel is training's own call. Rows of one GPU, format and 
 where NumPy is installed, one after the other where it is not.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from math import isfinite
+from statistics import median, quantiles
 from typing import NamedTuple
 
 from finegauge.catalogue.gpus import GpuSpec, gpus, known_gpu
@@ -99,11 +101,7 @@ class OperatorValidation(NamedTuple):
     @property
     def unanswered(self) -> Mapping[str, int]:
         """Return how many rows have no answer, by the reason."""
-        counts: dict[str, int] = {}
-        for one in self.answers:
-            if one.reason:
-                counts[one.reason] = counts.get(one.reason, 0) + 1
-        return counts
+        return Counter(one.reason for one in self.answers if one.reason)
 
 
 def validate_operators(tables: Sequence[str]) -> OperatorValidation:
@@ -233,24 +231,17 @@ def _seconds(source: Source, sizes: Sequence[Mapping[str, float]]) -> Iterable[f
 def _group(name: str, kind: str, dtype: str, rows: Sequence[Answer]) -> Group:
     answered = [one for one in rows if one.seconds is not None]
     measured = [one for one in answered if one.measured_s]
-    errors = sorted(one.error for one in measured if one.error is not None)
-    sizes = sorted(map(abs, errors))
+    errors = [one.error for one in measured if one.error is not None]
+    sizes = [abs(error) for error in errors]
     covered = [
         one for one in measured if (one.low_s or 0.0) <= (one.measured_s or 0.0) <= (one.high_s or 0.0)
     ]
     return Group(
         name, kind, dtype, len(rows), len(answered), len(measured),
-        _quantile(sizes, 0.5), _quantile(sizes, 0.9), _quantile(errors, 0.5),
+        median(sizes) if sizes else None,
+        quantiles(sizes, n=10, method="inclusive")[-1] if sizes[1:] else max(sizes, default=None),
+        median(errors) if errors else None,
         len(covered) / len(measured) if measured else None,
         answered[0].evidence if answered else "",
         answered[0].note if answered else rows[0].reason,
     )  # fmt: skip
-
-
-def _quantile(values: Sequence[float], share: float) -> float | None:
-    if not values:
-        return None
-    place = share * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (place - low) * (values[high] - values[low])

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from finegauge.errors import FieldError
 from finegauge.model.graph import Graph, build
+from finegauge.model.moe import most_loaded
 from finegauge.model.op import Extents
 from finegauge.run.run import Run
 from tests.unit.model.traced_mixers import MODELS, PER_LAYER, SIZES, TRACED, Traced
@@ -89,3 +91,19 @@ def test_before_transformers_5_experts_are_modules(tmp_path: Path) -> None:
     ).weights
     experts, shared = 16 * 8 * (256 + 96), 8 * (256 + 160)
     assert weights.adapter_params == 2 * (experts + shared)
+
+
+@pytest.mark.parametrize("skew", [1.01, 1.2])
+@pytest.mark.parametrize(("experts", "chosen"), [(128, 8), (256, 8), (64, 6)])
+def test_the_most_loaded_rank_has_what_drawn_loads_give_it(experts: int, chosen: int, skew: float) -> None:
+    generator, power = numpy.random.default_rng(7), 1.0 - skew
+    for tokens, ranks in ((256, 4), (1024, 8), (1024, 32), (16384, 8), (16384, 64), (16384, 1)):
+        highest = (0.8 * tokens) ** power
+        share = (1.0 + (highest - 1.0) * generator.random((400, experts))) ** (1.0 / power)
+        rows = numpy.round(share / share.sum(1, keepdims=True) * tokens * chosen).clip(max=tokens)
+        of_ranks = rows.reshape(400, ranks, -1)
+        fullest = of_ranks[numpy.arange(400), of_ranks.sum(2).argmax(1)]
+        found = most_loaded(float(tokens), float(chosen), float(experts), float(ranks), skew)
+        assert found[0] == pytest.approx(fullest.sum(1).mean(), rel=0.18)
+        assert found[1] == pytest.approx((fullest > 0).sum(1).mean(), rel=0.1)
+    assert most_loaded(1024.0, 8.0, 64.0, 8.0, 0.0) == (1024.0, 8.0)
