@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.graph import Graph, LayerGraph, architecture_of
-from finegauge.model.op import ZERO, Extents, Op, Poly, per_token
+from finegauge.model.op import ZERO, Extents, Op, per_token
 from finegauge.model.op_builder import CASTS, EXPERTS_CASTS, is_adapter, is_passive
 from finegauge.run.rules import WHOLE_LAYERS
 from finegauge.run.run import Run
@@ -142,7 +142,8 @@ def _kept_by_modules(run: Run, ops: Ops, modules: Sequence[str]) -> Ops:
             discarded = module == "layernorm"
         if module in INPUT_KEPT:
             entering = module not in begun and op.kind == "gemm"
-            saved = _input_bytes(op) if entering and not discarded else ZERO
+            entry = op.forward.gemms[0].k * (4.0 if op.dtype == "fp32" else 2.0) if entering else 0.0
+            saved = ZERO if discarded else per_token(entry)
             begun |= {module} if entering else set()
             found.append(op._replace(saved_bytes=saved, live_forward_bytes=op.passing_bytes))
             continue
@@ -162,10 +163,6 @@ def _kept_by_modules(run: Run, ops: Ops, modules: Sequence[str]) -> Ops:
             saved = saved._replace(token=token)
         found.append(op._replace(saved_bytes=saved))
     return tuple(found)
-
-
-def _input_bytes(op: Op) -> Poly:
-    return per_token(op.forward.gemms[0].k * (4.0 if op.dtype == "fp32" else 2.0))
 
 
 def kept_at(run: Run, ops: Ops, extents: Extents) -> list[float] | None:

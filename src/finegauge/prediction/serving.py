@@ -8,7 +8,6 @@ are more than `max_num_seqs`, wait until others are done.
 from math import floor
 
 from finegauge.catalogue.frameworks import engine
-from finegauge.catalogue.gpus import GpuSpec
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.errors import UnsupportedError
 from finegauge.model.graph import Graph
@@ -39,16 +38,14 @@ class Limits(NamedTuple):
     def of(cls, run: Run) -> "Limits":
         """Return the limits of the engine of `run` on its GPU."""
         own = engine(run.inference_engine)
-        large = own.large_gpu if run.gpu is not None and _is_large(find_gpu(run.gpu)) else {}
+        gpu = None if run.gpu is None else find_gpu(run.gpu)
+        is_large = gpu and gpu.usable_bytes >= LARGE_BYTES and not gpu.name.startswith("A100")
+        large = own.large_gpu if is_large else {}
         return cls(
             run.gpu_memory_utilization or own.gpu_memory_utilization,
             run.max_num_seqs or large.get("max_num_seqs", own.max_num_seqs),
             run.max_num_batched_tokens or large.get("max_num_batched_tokens", own.max_num_batched_tokens),
         )
-
-
-def _is_large(gpu: GpuSpec) -> bool:
-    return gpu.usable_bytes >= LARGE_BYTES and not gpu.name.startswith("A100")
 
 
 def check_engine(run: Run) -> None:
