@@ -79,6 +79,14 @@ def test_a_name_that_holds_anothers_by_accident_stands_alone() -> None:
     assert [row.name for row in named_in("universal-llm-trainer")] == ["universal-llm-trainer"]
 
 
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("llm-foundry/Composer", "delayed"), ("NeMo", "delayed"), ("torchtitan", "tensorwise")],
+)
+def test_transformer_engine_takes_scales_of_steps_before(name: str, recipe: str) -> None:
+    assert Run(model="llama-2-7b", method="full", framework=name, fp8=True).fp8_recipe == recipe
+
+
 @pytest.mark.parametrize("name", ["NeMo Automodel", "NeMo-RL"])
 def test_nemo_is_megatron_only_where_it_runs_megatron(name: str) -> None:
     assert framework_of("NeMo").megatron_layers

@@ -11,7 +11,6 @@ FITS_OR_NOT = 0.985  # right, by the more likely; may only rise
 SAFE_MISSES = 0.05  # of claims that a room is safe: what a verdict promises
 SURE_HITS = 0.9  # of claims from 95 % on; may only rise
 RISKY_MISSES = 0.2  # of claims of 5 to 20 %
-OVER_BY_ONE = "3 not timed"  # misses its bar: 112 of 124 rows lie inside, 90 % would be 111
 
 
 def test_it_came_as_often_as_was_said() -> None:
@@ -32,6 +31,5 @@ def test_intervals_hold_four_of_five_rows_of_sources_that_they_have_not_seen() -
     for one, stated in zip([*times, *memory], [*UNTIMED, UNMEASURED, RESERVED], strict=True):
         assert stated == pytest.approx((one.low_ratio, one.high_ratio), abs=0.02), one.name
         assert one.rows >= 20
-        too_many = 1 if one.name == OVER_BY_ONE else 0
-        assert 0.7 * one.rows <= one.inside_fraction * one.rows <= 0.9 * one.rows + too_many, one.name
+        assert 0.7 <= one.inside_fraction <= 0.9, one.name
         assert one.inside_by_source_fraction >= 0.7, one.name

@@ -110,6 +110,7 @@ class Framework(NamedTuple):
     own_models: bool = False  # code of its own, which has every kind of attention
     litgpt_models: bool = False  # names and widths of litgpt's code
     megatron_layers: bool = False
+    delays_scales: bool = False  # of 8-bit products, as Megatron's do: TransformerEngine's DelayedScaling
     fuses_gptq: bool = False  # one kernel unpacks GPTQ weights, forward and again backward
     reruns_alternate_products: bool = False  # selective checkpointing keeps every second product only
     asks_for_cudnn: bool = False  # its sdpa names cuDNN's kernel first, on GPUs of capability 10

@@ -277,7 +277,8 @@ def targets_of(
     names = set(map(last_name, asked))
     if not names:
         return Targets()
-    beside = [*model.outer_linears, *_tower_linears(model)]
+    tower = model.tower.parts if model.tower else ()  # of a vision tower and its projector
+    beside = [*model.outer_linears, *(linear for part in tower for linear, _ in part_linears(part))]
     modules, parameters = set(map(last_name, [linear.name for linear in beside])), set[str]()
     for layer, _ in model.layers:
         for mixer, *_ in layer.branches:
@@ -335,13 +336,6 @@ def linears_of(mixer: Any, *, fused_experts: bool) -> Iterator[tuple[Linear, str
     shared = mixer.shared.projections if mixer.shared else ()
     for linear in (*mixer.latent, *shared, *((mixer.shared_gate,) if mixer.shared_gate else ())):
         yield linear, "linear"
-
-
-def _tower_linears(model: Architecture) -> Iterator[Linear]:
-    """Yield the linear modules of a vision tower and its projector, whose adapters the same names mean."""
-    for part in model.tower.parts if model.tower else ():
-        for linear, _ in part_linears(part):
-            yield linear
 
 
 def part_linears(part: Part) -> Iterator[tuple[Linear, str]]:

@@ -293,7 +293,10 @@ class OpBuilder:
             made = weights * c if low.autocast and low.weight_bytes > c else 0.0
             made += trained * (1 + 1 / groups) if looped and low.fused_experts else 0.0
         around = rows * (k + n) * c + waiting
-        back = Cost(flops.times(passes), moved.times(passes), launches * passes, calls, (gemm,) * passes)
+        # the gradient of an expert's slice of one tensor: zeros as large as all, added to those before it
+        slices = (4.0 * groups - 3.0) * trained if looped and low.fused_experts else 0.0
+        back_moved = moved.times(passes).plus(Poly(const=slices))
+        back = Cost(flops.times(passes), back_moved, launches * passes, calls, (gemm,) * passes)
         return Op(
             path=(part, linear.name),
             kind="grouped_gemm" if groups > 1 else "gemm",

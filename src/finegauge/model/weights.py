@@ -307,20 +307,17 @@ def _adapters(model: Architecture, low: Lowering) -> tuple[list[Trained], float]
     if model.head is not None:
         found.append((model.head, "head", "head", 1, 1))
     trained, frozen, shapes = list[Trained](), 0.0, list[Shape]()
-    for own, linear, kind, part, fused, pairs in [*((low, *one) for one in found), *_of_tower(model, low)]:
+    every = [(low, *one) for one in found]
+    for step in model.tower.parts if model.tower else ():
+        own = tower_lowering(low, projector=step.projector)
+        every += [(own, linear, linear.kind, block, 1, step.count) for linear, block in part_linears(step)]
+    for own, linear, kind, part, fused, pairs in every:
         if rank := own.rank(linear, kind, part) * fused:
             form = own.form(linear, part, rank)
             trained += [Trained(shape, low.adapter_bytes, pairs) for shape in form.trained]
             frozen += pairs * form.frozen_values
             shapes.append(Shape(linear.in_features, linear.out_features, rank, low.adapter_size))
     return trained, low.adapter_bytes * (frozen + shared_values(low.adapter, shapes))
-
-
-def _of_tower(model: Architecture, low: Lowering) -> Iterator[tuple[Lowering, Linear, str, str, int, float]]:
-    for step in model.tower.parts if model.tower else ():
-        own = tower_lowering(low, projector=step.projector)
-        for linear, block in part_linears(step):
-            yield own, linear, linear.kind, block, 1, step.count
 
 
 def _beside_layers(model: Architecture, low: Lowering) -> tuple[list[Trained], float]:

@@ -130,7 +130,10 @@ def add_generation(
     add_python(clock, then, steps, graph, sampled=True)
     if engine.paged:
         _engine_step(clock, graph, then, steps, steps * batch.rows, steps * token.tokens)
-        _drafts(clock, graph, then, steps * run.speculative_tokens, token._replace(tokens=batch.rows))
+        if run.speculative_tokens:  # drafted by one layer and the head
+            clock.extents = token._replace(tokens=batch.rows)
+            drafting = (*max(graph.layers, key=attrgetter("count")).ops, *graph.head[:-1])
+            clock.stage(then, steps * run.speculative_tokens, drafting, backward=False)
     both = OnePass.of(clock)
     return reading, OnePass(*((all_s - read_s) / steps for all_s, read_s in zip(both, reading, strict=True)))
 
@@ -169,13 +172,6 @@ def _absorbed(
     kernel_s = clock.device.seconds(op, op.forward, clock.extents, backward=False)
     rest_s = max(0.0, cache.device_s - kernel_s)
     return (*ops[:at], op, *ops[at + 1 :]), cache._replace(device_s=rest_s)
-
-
-def _drafts(clock: StepClock, graph: Graph, stage: str, passes: float, extents: Extents) -> None:
-    if passes:
-        clock.extents = extents
-        layer = max(graph.layers, key=attrgetter("count"))
-        clock.stage(stage, passes, (*layer.ops, *graph.head[:-1]), backward=False)
 
 
 def _engine_step(

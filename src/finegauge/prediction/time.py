@@ -43,13 +43,20 @@ from finegauge.prediction.allocator import outside_tensors
 from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.device import Device
 from finegauge.prediction.memory import LiveSet
-from finegauge.prediction.model_parallel import behind_head, slowest_share, splits_backward, weights_fraction
+from finegauge.prediction.model_parallel import (
+    behind_head,
+    by_megatron,
+    slowest_share,
+    splits_backward,
+    stage_layers,
+    weights_fraction,
+)
 from finegauge.prediction.recomputation import passes_of_a_layer, rerun, rerun_share
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents, rank_live_set, states_on_host
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
 from finegauge.run.phases import by_engine
-from finegauge.run.rules import GENERATING, RL, SERVING
+from finegauge.run.rules import FSDP, GENERATING, RL, SERVING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -241,6 +248,7 @@ def step_of(
     clock = StepClock(run, extents, device)
     if not states_on_host(run):
         clock.optimizer(share)
+        clock.add_gradients(share, micro_steps - 1)
         paged = share.graph.weights.paged_bytes
         if network is not None and present(paged):
             outside = largest(0.0, paged - largest(0.0, free_bytes))
@@ -377,6 +385,19 @@ class StepClock:
         self.parts.append((("optimizer", "parameters", self.run.optimizer), seconds + exposed))
         self.host_bound_s += exposed
         self.device_s += seconds
+
+    def add_gradients(self, share: Share, times: float) -> None:
+        """Add what autograd reads and writes to add gradients up, `times`; Megatron's products do it."""
+        run, held = self.run, share.graph.weights.gradient_bytes
+        if by_megatron(run) or not (present(held) and present(times)):
+            return
+        if run.sharding in FSDP and (run.pipeline_parallel > 1 or not run.sync_each_batch):
+            layer = share.layer_gradient_bytes + share.expert_layer_gradient_bytes
+            whole = stage_layers(run, share.graph.model) * layer + share.outer_gradient_bytes
+            held = largest(held, whole)
+        seconds = times * self.device.pace_ratio * self.device.cache_seconds(3.0 * held)
+        self.parts.append((("backward", "parameters", "add gradients"), seconds))
+        self.device_s = self.device_s + seconds
 
 
 class BoardPower(NamedTuple):

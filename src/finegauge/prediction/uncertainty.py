@@ -59,16 +59,13 @@ def exceeding_fraction(needed_bytes: float, room_bytes: float, interval: Interva
 
 
 # 10th and 90th percentile of truth over prediction by how many things of a run were not timed, all
-# sources weighing alike (92, 67, 124 and 35 rows of 5, 6, 7 and 4 sources: `benchmarks/intervals.py`); never
-# narrower than with fewer. Most took longer than predicted: other machines and code lose what nobody has
-# looked for yet. Of rows of a source left out, 84, 82, 90 and 83 % lie inside, with all sources alike 71, 77,
-# 80 and 88 %.
-UNTIMED = (Interval(0.88, 1.22), Interval(0.88, 1.34), Interval(0.88, 1.45), Interval(0.88, 1.61))
+# sources weighing alike; never narrower than with fewer (`benchmarks/intervals.py`; docs/accuracy.md counts
+# what lies inside). Most took longer than predicted: other machines and code lose what nobody has looked for.
+UNTIMED = (Interval(0.89, 1.21), Interval(0.89, 1.34), Interval(0.89, 1.45), Interval(0.89, 1.61))
 
 # the same of peak memory under a framework of which no fitted table states any: the 219 rows of torchtitan,
 # torchao, universal-llm-trainer, fitcheck, offload-a800 and simumax-b200 (Megatron's constants of time are
-# fitted, its memory is in none of those tables), reserved and allocated together; 84 % of a source left out
-# lie inside, 76 % with all alike
+# fitted, its memory is in none of those tables), reserved and allocated together
 UNMEASURED = Interval(0.90, 1.14)
 
 # the same of memory that is not counted by what torch allocates: what an allocator keeps depends on all that

@@ -291,7 +291,7 @@ def _fill_in(values: dict[str, Any]) -> None:
         values["inference_engine"] = framework.engine.name if framework.engine else "hf"
     values["weights_dtype"] = values["weights_dtype"] or _checkpoint_format(values)
     follows: dict[str, Any] = {
-        "fp8_recipe": "delayed" if framework.megatron_layers else "tensorwise",
+        "fp8_recipe": "delayed" if framework.megatron_layers or framework.delays_scales else "tensorwise",
         "counted_as_layers": (),
         "master_dtype": "fp32" if values["moments_dtype"] == "fp32" else "remainder",
         "recompute_modules": ("core_attn",) if by_megatron else (),

@@ -6,7 +6,7 @@ import pytest
 
 from finegauge.catalogue.gpus import gpu
 from finegauge.model.op import Cost, Extents, Gemm, Op, Poly
-from finegauge.prediction.calibration import DATASHEET
+from finegauge.prediction.calibration import DATASHEET, current
 from finegauge.prediction.device import Device
 from finegauge.prediction.predictor import predict
 from finegauge.profile import Profile
@@ -173,3 +173,28 @@ def test_paged_states_cross_pcie_where_they_have_no_room() -> None:
     expected = 2.0 * (states - room) / (31e9 * DATASHEET.link_fraction)
     assert small.step_time_s.parts[path] == pytest.approx(expected, rel=0.01)
     assert small.step_energy_j.total > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "held_bytes"),
+    [
+        ({}, 2.0 * 6.738e9),
+        ({"num_gpus": 2, "sharding": "fsdp"}, 2.0 * 6.738e9),  # whole until the last micro-batch
+        ({"num_gpus": 2, "sharding": "fsdp", "sync_each_batch": True}, 6.738e9),
+        ({"kernels": ("megatron",)}, 0.0),  # its products add in their own kernel
+    ],
+)
+def test_gradients_of_several_micro_batches_are_added_up(changes: dict[str, Any], held_bytes: float) -> None:
+    path = ("backward", "parameters", "add gradients")
+    once, four = (step(seq_len=512, gradient_accumulation_steps=n, **changes) for n in (1, 4))
+    assert path not in once.step_time_s.parts
+    moved = four.step_time_s.parts.get(path, 0.0) * 2039e9 * current().bandwidth_fraction
+    assert moved == pytest.approx(3 * 3.0 * held_bytes, rel=0.01)
+
+
+def test_a_loop_over_experts_in_one_tensor_adds_gradients_as_large_as_all() -> None:
+    looped = step(model="mixtral-8x7b", experts_implementation="eager", transformers_version="5.0")
+    one_tensor = 2.0 * 8 * 4096 * 14336  # of all experts' last projections, in one layer
+    least = 32 * (8 * one_tensor + 7 * 3 * one_tensor) / (2039e9 * current().bandwidth_fraction)
+    taken = looped.step_time_s.parts["backward", "moe", "down_proj"]
+    assert least < taken < 1.2 * least
