@@ -109,10 +109,6 @@ def rows_as(kind: Callable[..., Row], filename: str) -> tuple[Row, ...]:
     return tuple([filled(kind, row) for row in table(filename)])
 
 
-def _number(cell: str) -> float | None:
-    return float(cell) if cell else None
-
-
 def _whole(cell: str) -> int | None:
     return int(float(cell)) if cell else None
 
@@ -122,7 +118,7 @@ _CELLS: dict[Any, Callable[[str], Any]] = {
     float: float,
     int: _whole,
     bool: bool,
-    float | None: _number,
+    float | None: lambda cell: float(cell) if cell else None,
     int | None: _whole,
     bool | None: {"yes": True, "no": False}.get,
     tuple[str, ...]: lambda cell: tuple(filter(None, cell.split(";"))),

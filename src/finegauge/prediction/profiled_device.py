@@ -108,10 +108,6 @@ def _embedding(s: Sizes, width: float, passes: float) -> Work:
     return Work(0.0, (2.0 * table + 3.0 * values) * width, (values, table))
 
 
-def _router(s: Sizes, _: float, passes: float) -> Work:
-    return Work(0.0, 16.0 * s["rows"] * s["experts"] * passes, (s["rows"], s["experts"]))
-
-
 _SPECIAL: Mapping[str, Callable[[Sizes, float, float], Work]] = {
     **dict.fromkeys(("linear", "grouped_linear", "nf4_linear", NF4_INFERENCE), _product),
     "adapter": _adapter,
@@ -121,7 +117,7 @@ _SPECIAL: Mapping[str, Callable[[Sizes, float, float], Work]] = {
     **dict.fromkeys(("adamw_fused", "adamw_foreach", "adamw_loop"), lambda s, w, p: _update(s, 7.0)),
     "clip": lambda s, w, p: _update(s, 2.0),
     "embedding": _embedding,
-    "router": _router,
+    "router": lambda s, _, n: Work(0.0, 16.0 * s["rows"] * s["experts"] * n, (s["rows"], s["experts"])),
 }
 _FACTORS: Mapping[str, tuple[str, ...]] = {  # sizes whose product is the number of values
     "rotary": ("sequences", "seq_len", "head_dim"),

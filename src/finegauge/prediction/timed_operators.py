@@ -184,10 +184,6 @@ def exponential(value: Any) -> Any:
     return numpy.exp(value)
 
 
-def _ratio(over: Any, under: Any) -> Any:
-    return log(over) - log(under)
-
-
 class Surface(NamedTuple):
     """One kind of operator: its equation, its constants' usual values, and where a shape stands."""
 
@@ -202,7 +198,7 @@ def _product_place(s: Sizes) -> tuple[Any, ...]:
 
 
 def _attention_place(s: Sizes) -> tuple[Any, ...]:
-    shared = 0.7 * _ratio(s["num_heads"], s["num_kv_heads"])
+    shared = 0.7 * (log(s["num_heads"]) - log(s["num_kv_heads"]))
     return (
         log(s["batch_size"]), log(s["seq_len"]), log(s["num_heads"]), shared, 2.0 * log(s["head_dim"]),
     )  # fmt: skip
