@@ -151,11 +151,8 @@ def _figures(line: str) -> ModelFigures:
 
 @cache
 def _user_models(folder: str) -> Mapping[str, ModelFigures]:
-    return {key: figures for figures in _read_user_models(folder) for key in _keys(figures)}
-
-
-def _keys(figures: ModelFigures) -> Iterator[str]:
-    return (key.casefold() for key in (figures.name, *figures.aliases))
+    read = _read_user_models(folder)
+    return {key.casefold(): figures for figures in read for key in (figures.name, *figures.aliases)}
 
 
 def _read_user_models(folder: str) -> Iterator[ModelFigures]:

@@ -21,6 +21,7 @@ from math import inf
 from typing import Any
 
 from finegauge.errors import FileFormatError, cleaned
+from finegauge.formats.training_events import Rules, words_of
 from finegauge.records import NamedTuple
 from finegauge.units import GB, GIB, MIB
 
@@ -69,60 +70,66 @@ _DEVICE = (  # whose memory it is
     r"|(?i:\bcuda\b|gpu memory|on gpu\b|video memory|\bmetal::)|CUDA_"
     r"|DEVICE_MEMORY|DEVMEM|SYNHELPER|UR_RESULT|[oO]n device\b|device buffer|:GPU:)"
 )
-_NO_ROOM = (  # in whatever words
-    r"(?i:alloc\w*\b.{0,40}\bfailed|fail\w* to (?:\w+ ){0,2}alloc|insufficient memory"
-    r"|(?:can ?not|could not|unable to|can't) allocate\b|not enough (?:\w+ )*memory"
-    r"|allocate \S+ bytes which is greater)"
+_CODE = (  # of a process that ended
+    r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\"?\s{0,9}[:=]?\s{0,9}"
 )
-_FULL = rf"(?:{_NO_ROOM}|(?i:out.?of.?(?!host)(?:\w+.)?(?:memory|resources)\b|OOM when)|MemoryAllocation\b)"
-FULL = re.compile(_FULL)  # asked first, for it is quicker
-FULL_DEVICE = _any(rf"{_DEVICE}.{{0,160}}{_FULL}", rf"{_FULL}.{{0,160}}{_DEVICE}")
-FAILURES = {  # beside that, the gravest first
-    "device_memory": _any(r"\btorch\.(?:cuda\.)?OutOfMemoryError:|^torch\.(?:cuda\.)?OutOfMemoryError\b",
+_NO_ROOM = (  # in whatever words
+    r"(?i:alloc\w*\b.{0,40}\bfailed)", r"(?i:fail\w* to (?:\w+ ){0,2}alloc)", "(?i:insufficient memory)",
+    r"(?i:(?:can ?not|could not|unable to|can't) allocate\b)", r"(?i:not enough (?:\w+ )*memory)",
+    r"(?i:allocate \S+ bytes which is greater)",
+)  # fmt: skip
+_FULL = (*_NO_ROOM, r"(?i:out.?of.?(?!host)(?:\w+.)?(?:memory|resources)\b)", "(?i:OOM when)",
+    r"MemoryAllocation\b")  # fmt: skip
+FAILURES = Rules(  # beside that, the gravest first
+    device_memory=(*(rf"{_DEVICE}.{{0,160}}{full}" for full in _FULL),
+        *(rf"{full}.{{0,160}}{_DEVICE}" for full in _FULL),
+        r"\btorch\.(?:cuda\.)?OutOfMemoryError:|^torch\.(?:cuda\.)?OutOfMemoryError\b",
         r"\bError out of memory at line \d+ in file", r"kIOGPU\w*OutOfMemory",
         "RESOURCE_EXHAUSTED:.{0,80}(?i:out of memory|allocating device)",
         r"\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
         "Some modules are dispatched on the CPU or the disk", "No available memory for the cache blocks",
         "larger than the available KV cache memory", "number of tokens that can be stored in KV cache",
-        "Free memory on device.{1,80}is less than desired GPU memory", "mem-fraction-static"),
-    "shared_memory": _any("(?:out of|insufficient) shared memory", "killed by signal: Bus error",
-        r"\(SIGBUS\)", "unable to allocate shared memory", "unable to (?:write to|open) file </torch",
-        "No space left on device.{1,9}/dev/shm", "/dev/shm/.{1,80}No space left on device"),
-    "disk": _any("(?i:no space left on device)", "StorageFull", "Disk quota exceeded", "File too large",
+        "Free memory on device.{1,80}is less than desired GPU memory", "mem-fraction-static",
+        "reserved (?:by PyTorch but unallocated|in total by PyTorch)"),
+    shared_memory=("(?:out of|insufficient) shared memory", "killed by signal: Bus error",
+        r"\(SIGBUS\)", rf"{_CODE}(?:-7|135)\b", "unable to allocate shared memory",
+        "unable to (?:write to|open) file </torch", "No space left on device.{1,9}/dev/shm",
+        "/dev/shm/.{1,80}No space left on device"),
+    disk=("(?i:no space left on device)", "StorageFull", "Disk quota exceeded", "File too large",
         r"\[Errno (?:28|122)\]", "[Ee]phemeral.{1,8}storage", "PytorchStreamWriter failed",
         r"inline_container\.cc.{0,20}unexpected pos", "basic_ios::clear: iostream error"),
-    "host_memory": _any(_NO_ROOM, r"\boom[-_]kill", 'OOMKilled(?!": false)', r"std::bad_alloc",
+    host_memory=(*_NO_ROOM, r"\boom[-_]kill", 'OOMKilled(?!": false)', r"std::bad_alloc",
         r"(?i:\b(?:killed|killing|sigkill|sigterm)\b.{0,160}\b(?:memory|oom|vmrss)\b)",
         r"(?i:\b(?:memory|mem|oom|exceeded limit)\b.{0,80}\bkilled\b)", r"\bv?mem\b.{1,60}exceeded limit",
         r"(?i:\b(?:error|ran)\b.{0,80}\bout.of.memory\b)", r"\[Errno 12\]", r"^(?:\w+\.)*_?\w*MemoryError\b",
-        "abruptly died during map operation", "[Ee]xceeded (?:job |step )?memory limit", "TERM_MEMLIMIT",
-        "signal: Killed", "paging file is too small", r"(?:os e|WinE)rror 1455\b", "low on resource: memory",
-        "ray-oom-prevention", "using all available RAM", "tried to allocate more memory than is available",
-        r"\bOUT_OF_ME(?:MORY|\+)"),
-    "stopped": _any(r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt", "TERM_RUNLIMIT",
-        "walltime .{1,60}exceeded", r"(?:^|\d +|: )Terminated\b"),
-    "killed": _any(r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]*])Killed(?:[\s*]|$)", r"sh: killed\b",
-        r"\d killed +\w",
-        r"\b(?i:exit(?:ed)?|return(?:ed)?|failed)(?: with)?[ _]?(?i:code|status)?\"?\s{0,9}[:=]?\s{0,9}"
-        r"(?:-9|137)\b", "Worker exit type: SYSTEM_ERROR",
-        "[Kk]ernel (?:crashed while|appears to have died)"),
-    "timeout": _any("collective operation timeout", r"[Tt]imed out (?:after \d+ \w+ )?waiting",
-        "[Ss]ocket [Tt]imeout", "client socket has timed out", "[Ww]ait timeout",
-        "Heartbeat monitor timed out", "watchdog got stuck", "Timeout waiting for key",
-        "Connection closed by peer", "gloo.{1,80}Connection reset by peer", "ncclRemoteError",
-        "ncclSystemError", "NCCL communicator was aborted", "failed to pass monitoredBarrier",
+        "[Ee]xceeded (?:job |step )?memory limit", "TERM_MEMLIMIT", "paging file is too small",
+        r"(?:os e|WinE)rror 1455\b", "low on resource: memory", "ray-oom-prevention",
+        "using all available RAM", "tried to allocate more memory than is available",
+        r"\bOUT_OF_ME(?:MORY|\+)", rf"{_CODE}137\b.{{0,80}}(?i:memory)"),
+    stopped=(r"CANCELLED AT \S+ DUE TO", "DeadlineExceeded", "^KeyboardInterrupt", "TERM_RUNLIMIT",
+        "walltime .{1,60}exceeded", r"(?:^|\d +|: )Terminated\b",
+        r"\bgot signal: (?:2|15)\b", "death signal, shutting down",
+        r"(?i:\b(?:instance|node|job|vm|spot)\b.{0,60}\bpreempt)"),
+    killed=(r"(?<!via Signals\.)\bSIGKILL\b", r"(?:^|[\s\]*])Killed(?:[\s*]|$)", r"sh: killed\b",
+        r"\d killed +\w", rf"{_CODE}(?:-9|137)\b", "Worker exit type: SYSTEM_ERROR", "signal: Killed",
+        "abruptly died during map operation", "[Kk]ernel (?:crashed while|appears to have died|died)"),
+    timeout=("collective operation timeout", r"(?i:\b(?:socket|wait|monitor)\b.{0,9}\btime(?:d )?out)",
+        r"(?i:\btime(?:d )?out\b.{0,20} waiting)", "watchdog (?:got stuck|at work)",
+        "Connection closed by peer", "gloo.{1,80}Connection reset by peer", r"nccl(?:Remote|System)Error",
+        "NCCL communicator was aborted", "failed to pass monitoredBarrier",
         r"^(?:\w+\.)*\w*(?:Error|Exception)\b.{0,200}[Tt]imed out"),
-    "other": _any("device-side assert triggered", "illegal memory access", "out of resource: shared memory",
-        "Segmentation fault", r"\b[Ll]oss['\"]?\s?[:=]\s?['\"]?(?:nan|NaN)\b",
+    other=("device-side assert triggered", "illegal memory access", "out of resource: shared memory",
+        "Segmentation fault", rf"{_CODE}(?:-6|-11|134|139)\b",
+        r"\b[Ll]oss['\"]?\s?[:=]\s?['\"]?(?:nan|NaN)\b",
         r"'loss': '?0(?:\.0)?'?, 'grad_norm': '?nan\b", r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
-}  # fmt: skip
+)  # fmt: skip
 _ADVICE = re.compile(  # names memory, and says not that it ended
     r"(?i)\b(?:avoid|prevent|may|might|if|possibl[ey]|potential|perhaps|probably|not a failure)\b"
     r".{0,60}(?:out of memory|\boom\b)|is not a failure|^\s*(?:\d+ +)?(?:except|raise)\b"
 )
-_GRAVEST = {name: place for place, name in enumerate(FAILURES)}
 _PREFIX = re.compile(  # of a rank, a worker, a logger, a container or a quotation
-    r"^(?:> ?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,12}Z? ?|- [\w.]{1,60} - [A-Z]{4,8} - )|"
+    r"^(?:> ?|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]{0,12}(?:Z|[+-]\d\d:?\d\d)?\s?"
+    r"|- [\w.]{1,60} - [A-Z]{4,8} - )|"
     r"^(?:\[rank(\d{1,6})\]:\s?|\(\w+[^)]{0,40} pid=\d+[^)]{0,60}\)\s?|\[(?:\d+,)?(\d{1,6})\](?:<\w+>)?:\s?"
     r"|(\d{1,6}): |(?:ERROR|WARNING|INFO) [\d-]{5,10} [\d:.,]{8,16} \[[^\]]{1,80}\] )"
 )
@@ -152,19 +159,20 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
     "generation": _any(r":_?generate(?!_and_score)\w*$", ":_sample$", ":_beam_search$", ":batch_generation$",
         r":(?!\w*(?:init|build|setup|create))\w*(?:vllm|sglang|rollout)\w*$", ":wake_up$",
         r":\w*(?:refit|(?:update|sync|receive|stream|broadcast)_\w*weights?)\w*$"),
-    "data": _any(r"(?:^|/)(?:datasets|pandas|polars|pyarrow|tokenizers)/", r":\w*_datasets?$",
+    "data": _any(r"(?:^|/)(?:datasets|pandas|polars|pyarrow|tokenizers|json)/", r":\w*_datasets?$",
         r":_?(?:pack|tokeni[sz]e|preprocess|read_(?:json|csv|parquet|jsonl|text))(?:_\w+)?$"),
     "load": _any("from_(?:pretrained|preset|config)", r":_?load\w*$", ":set_module_tensor_to_device",
         ":quantize_(?:4bit|blockwise)$",
         rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
-        "_load_pretrained_model", "caching_allocator_warmup", ":fully_shard$",
+        "caching_allocator_warmup", ":fully_shard$",
         r"(?:torch|bitsandbytes)/optim/\w+\.py:__init__$", r"deepspeed/__init__\.py:initialize",
-        r"fully_sharded_data_parallel\.py:__init__", r"parallel/distributed\.py:__init__", ":prepare_model",
-        "get_peft_model", ":load_model", ":_move_model_to_device", r"modules/module\.py:(?:to|cuda|_apply)$",
-        ":init_model", r"modeling_\w+\.py:__init__$", r"modeling_utils\.py:", r"core_model_loading\.py:",
+        r"fully_sharded_data_parallel\.py:__init__", r"parallel/distributed\.py:(?:__init__|_ddp_init)",
+        ":prepare_model", ":_move_model_to_device", r"modules/module\.py:(?:to|cuda|_apply)$",
+        r"modeling_\w+\.py:__init__$", r"modeling_utils\.py:", r"core_model_loading\.py:",
         r":_?(?:setup|build|create|configure|init)_\w*(?:model|optimizer|partition)s?(?:_and_\w+)?$",
-        r":get_(?:megatron_optimizer|model)$", r"accelerator\.py:_?prepare(?:_(?:one|fsdp2?|deepspeed))?$",
-        ":determine_(?:num_)?available", ":profile_run", "initialize_kv_cache"),
+        r":get_(?:megatron_optimizer|(?:peft_)?model)$",
+        r"accelerator\.py:_?prepare(?:_(?:one|fsdp2?|deepspeed))?$", ":determine_(?:num_)?available",
+        ":profile_run", "initialize_kv_cache"),
 }  # fmt: skip
 OF_STEP = {  # the innermost frame that says so, but see `_follows`
     "data": _any(r"dataloader\.py:", "utils/data/_utils/", r":get_batch_samples\b", "collat",
@@ -190,27 +198,29 @@ _PLUMBING = re.compile("^(?:torch|triton|numpy)/")  # whose functions are named 
 OF_JOBS = ("evaluation", "generation", "data")
 GOES_ON = ("backward optimizer", "loss backward")  # not forward: backward runs it once more, with its loss
 _CLOSURE = _any(":closure$", ":training_step$")  # an optimizer may call the step's forward pass itself
+_LOADER = re.compile("DataLoader worker|encountered in worker")
 _PINNED = _any(r":_?pin_memory$", r"\bpin_memory\(", "cudaHostAlloc", "CachingHostAllocator")
-MARKS = {  # of a log whose process was killed without a word: its last line that says what it was doing
-    "resume": _any("(?i:resum(?:e|ing) (?:from|training))", "Loading (?:optimizer|model from checkpoint)",
+MARKS = Rules(  # of a log whose process was killed without a word, by its last line that tells
+    resume=("(?i:resum(?:e|ing) (?:from|training))", "Loading (?:optimizer|model from checkpoint)",
         "Continuing training from", "Restoring (?:checkpoint|states)",
         r"(?i:\bloading (?:\w+ )?checkpoint from)"),
-    "data": _any(r"^(?:Map|Filter)\b[^|]{0,60}:", r"\bexamples/s\]",
+    data=(r"^(?:Map|Filter)\b[^|]{0,60}:", r"\bexamples/s\]",
         r"(?i:\b(?:load|generat|prepar|process|preprocess|tokeniz|pack|read|shuffl)ing\b"
         r".{0,30}\b(?:data ?sets?|data|split|examples|corpus)\b)", "Running tokenizer"),
-    "load": _any(r"(?i:\b(?:load|fetch|download|quantiz|creat|build|initializ)ing (?:\S+ ){0,3}"
+    load=(r"(?i:\b(?:load|fetch|download|quantiz|creat|build|initializ)ing (?:\S+ ){0,3}"
         r"(?:model|weights|(?:checkpoint )?shards|safetensors|files|partitions|optimizer|engine)\b)",
         "KV cache memory", "warming up sampler"),
-    "evaluation": _any("(?i:\\brunning (?:evaluation|prediction|validation))", "['\"]eval_loss['\"]",
+    evaluation=("(?i:\\brunning (?:evaluation|prediction|validation))", "['\"]eval_loss['\"]",
         "(?i:\\b(?:evaluat|validat|predict)ing\\b)", "[Vv]al(?:idation)? [Ll]oss",
         r"^Val(?:idation)?:? +\d+%"),
-    "save": _any(r"(?i:\b(?:sav|writ|merg|export|upload|push)(?:ing|ed)\b.{0,40}"
+    save=(r"(?i:\b(?:sav|writ|merg|export|upload|push)(?:ing|ed)\b.{0,40}"
         r"\b(?:model|optimizer|checkpoint|current state|weights|shards|lora|adapters?)\b)",
         "Configuration saved in", "Saving the", "Summoning checkpoint"),
-    "generation": _any("Generating", r"Processed prompts: +\d{1,2}%", r"cumem_allocator\.cpp"),
-    "train": _any("Running training", "['\"]loss['\"]: ", r"\b[Ll]oss[ :=]{1,3}\d", r"(?:it/s|s/it)[\],]",
-        r"\b(?:iteration|step)[ :]\s*\d+", r"\bIter\(train\)", r"\btrain/(?:loss|global_step)\b"),
-}  # fmt: skip
+    generation=("Generating", r"Processed prompts: +\d{1,2}%", r"cumem_allocator\.cpp"),
+    train=("Running training", "['\"](?:loss|train_runtime)['\"]: ", r"\b[Ll]oss[ :=]{1,3}\d",
+        r"(?:it/s|s/it)[\],]", r"\b(?:iteration|step)[ :]\s*\d+", r"\bIter\(train\)",
+        r"\btrain/(?:loss|global_step)\b"),
+)  # fmt: skip
 AWAY = ("evaluation", "save", "generation")  # of training
 TENSORS = {  # what a line of code holds, in words
     "kept logits": _any("pad_across_processes", "gather_function", "gather_for_metrics", "nested_concat",
@@ -235,29 +245,28 @@ MADE_IN = {
 _UNITS = {"B": 1.0, "bytes": 1.0, "KiB": 2.0**10, "kB": 2.0**10, "MiB": MIB, "GiB": GIB, "TiB": 2.0**40,
           "KB": 1e3, "MB": 1e6, "GB": GB, "M": MIB, "G": GIB}  # fmt: skip
 _AMOUNT = r"(\d{1,15}(?:\.\d{1,6})?) ?(bytes|[kKMGT]i?B|[BMG])\b"
-FIGURES = {
-    name: re.compile(rule)
-    for name, rule in {  # both sentences of PyTorch: from 2.1 on, and before
-        "tried_bytes": rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}|Attempting to allocate {_AMOUNT}"
-        rf"|^Requested\s+: {_AMOUNT}",
-        "total_bytes": rf"total capacity of {_AMOUNT}|; {_AMOUNT} total capacity|max allowed: {_AMOUNT}"
-        rf"|of {_AMOUNT} hbm|^Device limit\s+: {_AMOUNT}",
-        "free_bytes": rf"of which {_AMOUNT} is free|; {_AMOUNT} free|There are {_AMOUNT} free"
-        rf"|^Free \(according to CUDA\): {_AMOUNT}",
-        "process_bytes": rf"this process has {_AMOUNT} memory in use",
-        "allocated_bytes": rf"memory {_AMOUNT} is allocated by PyTorch|; {_AMOUNT} already allocated"
-        rf"|MPS allocated: {_AMOUNT}|memory space hbm\. Used {_AMOUNT}|^Currently allocated\s+: {_AMOUNT}",
-        "unallocated_bytes": rf"{_AMOUNT} is reserved by PyTorch but unallocated",
-        "reserved": rf"; {_AMOUNT} reserved in total",
-        "host_bytes": rf"\banon-rss:{_AMOUNT}|\bmemory used={_AMOUNT}|^Memory Utilized: {_AMOUNT}",
-    }.items()
-}
+FIGURES = Rules(  # of both sentences of PyTorch: from 2.1 on, and before
+    tried_bytes=(rf"[Tt]r(?:ied|ying) to allocate {_AMOUNT}", rf"Attempting to allocate {_AMOUNT}",
+        rf"^Requested\s+: {_AMOUNT}"),
+    total_bytes=(rf"total capacity of {_AMOUNT}", rf"; {_AMOUNT} total capacity", rf"max allowed: {_AMOUNT}",
+        rf"of {_AMOUNT} hbm", rf"^Device limit\s+: {_AMOUNT}"),
+    free_bytes=(rf"of which {_AMOUNT} is free", rf"; {_AMOUNT} free", rf"There are {_AMOUNT} free",
+        rf"^Free \(according to CUDA\): {_AMOUNT}"),
+    process_bytes=(rf"this process has {_AMOUNT} memory in use",),
+    allocated_bytes=(rf"memory {_AMOUNT} is allocated by PyTorch", rf"; {_AMOUNT} already allocated",
+        rf"MPS allocated: {_AMOUNT}", rf"memory space hbm\. Used {_AMOUNT}",
+        rf"^Currently allocated\s+: {_AMOUNT}"),
+    unallocated_bytes=(rf"{_AMOUNT} is reserved by PyTorch but unallocated",),
+    reserved=(rf"; {_AMOUNT} reserved in total",),
+    host_bytes=(rf"\banon-rss:{_AMOUNT}", rf"\bmemory used={_AMOUNT}", rf"^Memory Utilized: {_AMOUNT}"),
+)  # fmt: skip
 _PROCESS = re.compile(rf"Process \d+ has {_AMOUNT} memory in use")
-_STEP = re.compile(
-    r"[|%]\s*(\d{1,9})/\d{1,9} \[|(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b(?!%)"
-    r"|['\"](?:current_|global_)?steps?['\"]: (\d{1,9})"
-    r"|'global_step/max_steps': '(\d{1,9})/|\bIter\(train\) \[ *(\d{1,9})/"
-)
+STEPS = Rules(
+    step=(r"[|%]\s*(\d{1,9})/\d{1,9} \[", r"\bepoch \d+: +(\d{1,9}) / \d",
+        r"(?:(?<![a-z])[Ss]tep|\b[Ii]ter(?:ation)?)[ :=]+(\d{1,9})\b(?!%)",
+        r"['\"](?:current_|global_)?steps?['\"]: (\d{1,9})", r"'global_step/max_steps': '(\d{1,9})/",
+        r"\bIter\(train\) \[ *(\d{1,9})/"),
+)  # fmt: skip
 _BAR = re.compile(r"\d{1,3}%\|.{0,200}?\|\s*\d{1,9}/(\d{1,9}) \[")
 _DUMPED = re.compile(  # a frame of py-spy or of faulthandler, the innermost first
     r'^ {4}(\S{1,200}) \((\S{1,400}\.py):\d+\)$|^  File "([^"]{1,400})", line \d+ in (\S{1,200})$'
@@ -271,25 +280,20 @@ _SMI_NAME = re.compile(
 )
 _SMI_COLUMNS = re.compile(r"(?:.*--query-gpu=)?([\w.]+[\w. \[\]%/,]*)")
 _NUMBER = r" ?(\d{1,9}(?:\.\d{1,6})?)"
-PEAKS = [
-    (metric, unit, re.compile(rule))
-    for metric, unit, rule in (  # that trainers log
-        ("torch_allocated", MIB, rf"\| max allocated:{_NUMBER}"),  # Megatron-LM
-        ("torch_reserved", MIB, rf"\| max reserved:{_NUMBER}"),
-        ("torch_allocated", GIB, rf"\bMax_MA{_NUMBER} GB"),  # DeepSpeed's see_memory_usage
-        ("torch_allocated", GIB, rf"\bpeak_memory_alloc ?[:=]{_NUMBER}"),  # torchtune
-        ("torch_reserved", GIB, rf"\bpeak_memory_reserved ?[:=]{_NUMBER}"),
-        ("torch_reserved", GIB, rf"\bmemory:{_NUMBER}GiB\("),  # torchtitan
-        ("torch_reserved", GIB, rf"'memory\(GiB\)': ?'?{_NUMBER}"),  # ms-swift
-        ("torch_allocated", GIB, rf"'memory/max_(?:mem_)?allocated ?\([Gg]i[Bb]\)': ?'?{_NUMBER}"),  # Axolotl
-        ("torch_reserved", GIB, rf"[Pp]eak reserved memory ={_NUMBER} GB"),  # Unsloth's notebooks
-        ("nvidia_smi", 1.0, r"VRAM Total Used Memory \(B\): (\d{1,15})"),  # rocm-smi
-        ("torch_allocated", MIB, r"\| Allocated memory +\| +\d+ MiB \| +(\d{1,9}) MiB"),  # its memory_summary
-        ("nvidia_smi", MIB, r"\b(?:C|G|C\+G) +\S.* (\d{1,9})MiB \|$"),  # nvidia-smi's processes
-        ("nvidia_smi", MIB, r"^\s+Used\s+: (\d{1,9}) MiB"),  # nvidia-smi -q
-        ("nvidia_smi", 1.0, r'gpu\.\d+\.memoryAllocatedBytes"?: ?(\d{1,15})'),  # W&B's system metrics
-    )
-]
+PEAKS = Rules(**{  # that trainers and tools log, with their unit
+    "torch_allocated MiB": (rf"\| max allocated:{_NUMBER}",  # Megatron-LM
+        r"\| Allocated memory +\| +\d+ MiB \| +(\d{1,9}) MiB"),  # PyTorch's memory_summary
+    "torch_reserved MiB": (rf"\| max reserved:{_NUMBER}",),
+    "torch_allocated GiB": (rf"\bMax_MA{_NUMBER} GB",  # DeepSpeed's see_memory_usage
+        rf"\bpeak_memory_alloc ?[:=]{_NUMBER}",  # torchtune
+        rf"'memory/max_(?:mem_)?allocated ?\([Gg]i[Bb]\)': ?'?{_NUMBER}"),  # Axolotl
+    "torch_reserved GiB": (rf"\bpeak_memory_reserved ?[:=]{_NUMBER}",
+        rf"\bmemory:{_NUMBER}GiB\(",  # torchtitan
+        rf"'memory\(GiB\)': ?'?{_NUMBER}", rf"[Pp]eak reserved memory ={_NUMBER} GB"),  # ms-swift, Unsloth
+    "nvidia_smi MiB": (r"\b(?:C|G|C\+G) +\S.* (\d{1,9})MiB \|$", r"^\s+Used\s+: (\d{1,9}) MiB"),
+    "nvidia_smi B": (r"VRAM Total Used Memory \(B\): (\d{1,15})",  # rocm-smi
+        r'gpu\.\d+\.memoryAllocatedBytes"?: ?(\d{1,15})'),  # W&B's system metrics
+})  # fmt: skip
 
 
 def text_evidence(text: str, name: str) -> Evidence:
@@ -377,6 +381,8 @@ class _Reader:
         self._wrapped = ""
         self._cut: list[Frame] = []  # an indented line: of a traceback whose beginning is missing
         self._best: Evidence | None = None
+        self._from = 0  # a step that other ranks may reach after the failure
+        self._went_on = False
         self._peaks: dict[str, float] = {}
         self._total = 0.0
 
@@ -387,18 +393,20 @@ class _Reader:
             rank = next((int(one) for one in prefix.groups() if one), rank)
             line = line[prefix.end() :]
         line = self._bare(line)
-        before, trace, _ = line.partition("Traceback (most recent call last)")
+        before, trace, after = line.partition("Traceback (most recent call last)")
         if trace and not before.endswith("C++ "):
-            self._noted(before)  # a bar has no end of line
+            self._noted(before, words_of(before))  # a bar has no end of line
             self._frames[rank] = []
+            self._framed(after.lstrip(":"), self._frames[rank])
         elif frame := _DUMPED.match(line):
             function, path = (frame[1], frame[2]) if frame[1] else (frame[4], frame[3])
             self._dump += [(f"{path}:{function}", "")] if len(self._dump) < MAX_FRAMES else []
         elif not self._framed(line, self._frames.setdefault(rank, [])):
             if line.startswith(("Thread ", "Current thread ")):
                 self._end_dump()
-            self._noted(line)
-            self._failed(line, rank)
+            words = words_of(line)
+            self._noted(line, words)
+            self._failed(line, words, rank)
             self._cut = [("", line.strip())] if line[:1] == " " else []
 
     def _bare(self, line: str) -> str:
@@ -422,36 +430,44 @@ class _Reader:
         elif wrapped := _WRAPPED.match(line):
             self._wrapped = wrapped[1].removesuffix(" in") + " in"
             return True
-        if frame := _FRAME.match(line):
+        if (".py" in line or 'File "' in line) and (frame := _FRAME.match(line)):
             path, function = filter(None, frame.groups())
+            code, more, rest = line[frame.end() :].partition(' File "')  # of a log that joins lines
             if len(frames) < MAX_FRAMES:
                 path = re.sub(r".*/(?:site|dist)-packages/", "", path.replace(chr(92), "/"))
-                frames.append((f"{path}:{function}", ""))
-            return True
-        marked = _MARKED_CODE.search(line)
-        if frames and not frames[-1][1] and (marked or re.match(r" {4,}\D", line)):
-            frames[-1] = frames[-1][0], (marked[1] or marked[2] or "" if marked else line).strip(" │")
-            return True
+                frames.append((f"{path}:{function}", code.strip() if frame[1] else ""))
+            return self._framed(more + rest, frames) if more else True
+        if frames and not frames[-1][1]:
+            marked = _MARKED_CODE.search(line)
+            if marked or re.match(r" {4,}\D", line):
+                frames[-1] = frames[-1][0], (marked[1] or marked[2] or "" if marked else line).strip(" │")
+                return True
         return line.lstrip()[:1] in ("^", "~", "│" if frames else "^") or not line.strip()
 
-    def _noted(self, line: str) -> None:
+    def _noted(self, line: str, words: str) -> None:
         """Take what a line of a log says of the run's progress and of its memory."""
-        mark = next((name for name, rule in MARKS.items() if rule.search(line)), "")
-        bar = _BAR.search(line)
+        mark = next((name for name, _ in MARKS.matches(line, words)), "")
+        bar = _BAR.search(line) if "%|" in line else None
         self._last_bar = bar[1] if bar else self._last_bar
-        if mark == "train" and re.search("(?i)loss", line):
+        loss = "loss" in words
+        if mark == "train" and loss:
             self._bar, self._trains = self._last_bar, True
         elif self._trains and bar and not self._bar:
             self._bar = bar[1]
         elif mark == "train" and bar and bar[1] != self._bar and (self._bar or self._mark in AWAY):
             mark = self._mark if self._mark in AWAY else "evaluation"  # that has a bar of its own
         self._mark = mark or self._mark
-        if mark in ("", "train") and (step := _STEP.search(line)):
-            self._step = int(next(filter(None, step.groups())))
-        for metric, unit, rule in PEAKS:
-            if figure := rule.search(line):
-                self._peaks[metric] = max(self._peaks.get(metric, 0.0), unit * float(figure[1]))
-        self._smi(line)
+        if mark in ("", "train") and (step := next(STEPS.matches(line, words), None)):
+            self._step = int(step[1][1])
+        self._from = 1 if mark == "load" else self._from  # it starts anew
+        if self._best and mark == "train" and loss and (self._step or 0) > self._from:  # not what ended it
+            self._went_on = True
+            self._frames.clear()
+        for name, figure in PEAKS.matches(line, words):
+            metric, unit = name.split()
+            self._peaks[metric] = max(self._peaks.get(metric, 0.0), _bytes(figure[1], unit))
+        if self._columns or "|" in line or "│" in line or "MiB" in line or "# gpu" in line or ".used" in line:
+            self._smi(line)
 
     def _smi(self, line: str) -> None:
         """Take a line of nvidia-smi's table, of its CSV or of gpustat: the fullest GPU counts."""
@@ -475,45 +491,32 @@ class _Reader:
             self._peaks["nvidia_smi"] = MIB * int(used)
             self._total = MIB * int(total) if total.isdecimal() and len(total) < 10 else 0.0
 
-    def _failed(self, line: str, rank: int) -> None:
-        failure = next((name for name, rule in FAILURES.items() if rule.search(line)), "")
-        failure = "device_memory" if FULL.search(line) and FULL_DEVICE.search(line) else failure
-        if failure in ("device_memory", "host_memory") and _ADVICE.search(line):
-            failure = ""
-        known = self._best
-        figures: dict[str, Any] = dict(_figures(line)) if failure or known else {}
+    def _failed(self, line: str, words: str, rank: int) -> None:
+        failure, known = next((name for name, _ in FAILURES.matches(line, words)), ""), self._best
+        failure = "" if failure in ("device_memory", "host_memory") and _ADVICE.search(line) else failure
+        figures = _figures(line, words) if failure or known else {}
         if known and failure in ("", known.failure) and known.failure in ("device_memory", "host_memory"):
-            told = {"host_bytes"} if failure else figures.keys() - {"reserved"}  # by a line that follows
+            told = {"host_bytes"} if failure else figures.keys()  # by a line that follows
             more = {name: figures[name] for name in told & figures.keys() if getattr(known, name) is None}
             self._best = known._replace(**more)
+        if not failure:
+            return
         frames = self._frames.get(rank) or (self._cut if any(placed(self._cut)) else [])
         if warning := _WARNING.match(line):
             frames = [(f"{warning[1]}:", "")]
-        if (
-            failure == "device_memory"
-            and not figures
-            and any(map(_PINNED.search, map(": ".join, frames[-3:])))
-        ):
+        if failure == "device_memory" and not figures and _PINNED.search(" ".join(sum(frames[-3:], ()))):
             failure = "host_memory"
         if not self._counts(failure, frames, "tried_bytes" in figures):
             return
-        moment, stage = self._placed(frames, line)
-        if known and not (moment or frames):  # the same failure in other words
+        moment, stage = ("train", "data") if _LOADER.search(line) else placed(frames)
+        stage = "" if "RESOURCE_EXHAUSTED" in line else stage  # XLA's programs are whole steps
+        if known and not (moment or frames or self._went_on):  # the same failure in other words
             moment, stage = known.moment, known.stage
-        code = frames[-1][1] if frames else ""
         tensor = tensor_of(frames)
-        reserved = figures.pop("reserved", None)
-        if reserved is not None and "allocated_bytes" in figures:
-            figures["unallocated_bytes"] = max(0.0, reserved - figures["allocated_bytes"])
-        if figures.get("process_bytes", inf) < figures.get("allocated_bytes", 0.0):
-            del figures["process_bytes"]  # as some containers say: 0 bytes
-        least = figures.get("allocated_bytes", inf) + figures.get("unallocated_bytes", 0.0)
-        if own := [size for one in _PROCESS.findall(line) if (size := _bytes(*one)) >= 0.99 * least]:
-            figures.setdefault("process_bytes", min(own))  # of several, the one that can hold that much
-        says = cleaned(line.strip().partition(" If reserved but")[0][:MAX_SAID])
+        self._from, self._went_on = (self._step or 0) + 1, False
         self._best = Evidence(
-            "", failure, says, moment or self._mark, stage,
-            code=cleaned(code[:MAX_SAID]),
+            "", failure, cleaned(line.strip().partition(" If reserved but")[0][:MAX_SAID]),
+            moment or self._mark, stage, code=cleaned(frames[-1][1][:MAX_SAID]) if frames else "",
             tensor=tensor if moment != "load" or tensor == "optimizer states" else "",
             rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
@@ -521,18 +524,12 @@ class _Reader:
     def _counts(self, failure: str, frames: list[Frame], has_figures: bool) -> bool:
         """Return whether a failure says more than the one known: it is graver, or alone has a traceback."""
         known = self._best
-        if not failure or known is None:
-            return bool(failure)
+        if known is None or (self._went_on and (frames or failure != known.failure)):
+            return True
         bare = not (known.moment or known.host_bytes or (known.tried_bytes and not has_figures))
-        return _GRAVEST[failure] < _GRAVEST[known.failure] or (
+        return FAILURES.names.index(failure) < FAILURES.names.index(known.failure) or (
             bool(frames) and bare and failure == known.failure
         )
-
-    def _placed(self, frames: list[Frame], line: str) -> tuple[str, str]:
-        if "DataLoader worker" in line or "encountered in worker" in line:
-            return "train", "data"
-        moment, stage = placed(frames)
-        return moment, "" if "RESOURCE_EXHAUSTED" in line else stage  # XLA's programs are whole steps
 
     def found(self, name: str) -> Evidence | None:
         """Return what all lines together tell; None where that is nothing."""
@@ -547,6 +544,8 @@ class _Reader:
             (one for one in ("torch_allocated", "torch_reserved", "nvidia_smi") if one in peaks), ""
         )
         total = best.total_bytes or self._total or None
+        if best.failure == "device_memory" and self._went_on:
+            best = best._replace(failure="", moment=self._mark, stage="")
         if best.failure in ("host_memory", "killed"):  # a kernel's log may stand before the process's own
             best = best._replace(moment=best.moment or self._mark)
         return best._replace(
@@ -555,12 +554,20 @@ class _Reader:
         )  # fmt: skip
 
 
-def _figures(line: str) -> Iterator[tuple[str, float]]:
+def _figures(line: str, words: str) -> dict[str, Any]:
     if "MPS backend" in line:
         line = line.replace(" GB", " GiB")  # which it was, before it was named so
-    for name, rule in FIGURES.items():
-        if found := rule.search(line):
-            yield name, _bytes(*(one for one in found.groups() if one is not None))
+    found = [(name, _bytes(*one.groups())) for name, one in FIGURES.matches(line, words)]
+    figures = dict(reversed(found))  # the first of each
+    held, reserved = figures.get("allocated_bytes", inf), figures.pop("reserved", None)
+    if reserved is not None and held < inf:
+        figures["unallocated_bytes"] = max(0.0, reserved - held)
+    if figures.get("process_bytes", inf) < figures.get("allocated_bytes", 0.0):
+        del figures["process_bytes"]  # as some containers say: 0 bytes
+    least = 0.99 * (held + figures.get("unallocated_bytes", 0.0))
+    if own := [size for one in _PROCESS.findall(line) if (size := _bytes(*one)) >= least]:
+        figures.setdefault("process_bytes", min(own))  # of several, the one that can hold that much
+    return figures
 
 
 def _bytes(number: str, unit: str) -> float:

@@ -65,7 +65,7 @@ def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str
     found |= _batch(calls, values) if engine is None else _of_engine(engine, values)
     for call, owner, name in calls:
         told = values.named(call)
-        lengths = [told[key] for key in _LENGTHS if _is_length(told.get(key))]
+        lengths = [n for n in map(told.get, _LENGTHS) if isinstance(n, int) and 16 <= n < 10**7]
         found |= {"max_length": lengths[-1]} if lengths else {}
         if name == "Accelerator":
             found |= {key: value for key, value in told.items() if key == "gradient_accumulation_steps"}
@@ -104,10 +104,6 @@ def _of_engine(call: ast.Call, values: Values) -> dict[str, Any]:
 
 def _lightning(module: str) -> bool:
     return module.partition(".")[0] in ("lightning", "pytorch_lightning")
-
-
-def _is_length(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 16 <= value < 10**7
 
 
 def _batch(calls: Sequence[tuple[ast.Call, str, str]], values: Values) -> dict[str, Any]:

@@ -278,7 +278,6 @@ def _of_python(text: str, file: str, name: str) -> _Loaded:
 
 
 def _launched(found: "Launch") -> _Loaded:
-    """Return what a launch line holds."""
     return _Loaded(dict(found.keys), found.reader, found.warnings, {}, found.file, found.accelerate)
 
 

@@ -20,8 +20,10 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from finegauge.documents import num_values, open_regular, parse_json, read_bytes, read_text
@@ -31,6 +33,9 @@ MAX_STATE_BYTES = 5_000_000
 MAX_EVENTS_BYTES = 50_000_000
 MAX_FOLDERS = 1_000
 MAX_STEPS = 10**9
+MAX_SHAPES = 10_000  # of lines
+_NO_LETTERS = re.compile("[^a-z]+")
+_parsed = import_module("re._parser").parse
 # tqdm's of a trainer, which has no name; those of data sets and files have one, or count something else
 _BAR = re.compile(r"^\s*\d{1,3}%\|[^|]{0,200}\|\s*(\d{1,9})/(\d{1,9}) \[.{0,60}(?:it/s|s/it)")
 _SPOKEN = re.compile(
@@ -47,6 +52,46 @@ MAX_LOGGED = 200_000
 _HEAD, _BLOCK, _PIECE = 7, 32_768, 7
 _HISTORY, _CONFIG, _STATS, _RUN, _ENVIRONMENT = 2, 5, 7, 17, 26  # of a record
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+class Rules:
+    """Regexes by name, in order; a line is asked those alone whose letters it has, which mostly are none."""
+
+    def __init__(self, **named: Sequence[str]) -> None:
+        """Compile them."""
+        self.names = tuple(named)
+        self._rules = [(n, re.compile(rule), _needed(_parsed(rule))) for n in named for rule in named[n]]
+        self._asked: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def matches(self, line: str, words: str) -> Iterator[tuple[str, re.Match[str]]]:
+        """Yield the names of those that match; `words` are the line's, as `words_of` gives them."""
+        if words not in self._asked:
+            if len(self._asked) >= MAX_SHAPES:
+                self._asked.clear()
+            fits = [all(any(run in words for run in one) for one in needed) for _, _, needed in self._rules]
+            self._asked[words] = [rule[:2] for rule, fit in zip(self._rules, fits, strict=True) if fit]
+        yield from ((name, found) for name, rule in self._asked[words] if (found := rule.search(line)))
+
+
+def words_of(line: str) -> str:
+    """Return a line's letters, with spaces for all else."""
+    return _NO_LETTERS.sub(" ", line.lower())
+
+
+def _needed(parsed: Any) -> list[list[str]]:
+    """Return the runs of letters that every match of a regex has: one of each list."""
+    needed: list[list[str]] = []
+    run = ""
+    for operator, value in [*parsed, ("end", None)]:
+        if str(operator) == "LITERAL" and (letter := chr(value).lower()) in ascii_lowercase:
+            run += letter
+            continue
+        needed, run = [*needed, [run]] if run else needed, ""
+        if str(operator) == "SUBPATTERN":
+            needed += _needed(value[3])
+        elif str(operator) == "BRANCH" and all(ways := [_needed(one) for one in value[1]]):
+            needed.append([run for one in ways for run in max(one, key=lambda runs: min(map(len, runs)))])
+    return needed
 
 
 class Progress(NamedTuple):

@@ -24,7 +24,7 @@ MOMENTS = {
 }  # fmt: skip
 STAGES = {
     "data": "while the batch of a step is loaded", "forward": "in the forward pass of a step",
-    "loss": "in the loss of a step", "backward": "in the backward pass of a step",
+    "loss": "in the logits or the loss of a step", "backward": "in the backward pass of a step",
     "optimizer": "in the optimizer's step",
 }  # fmt: skip
 METRICS = {

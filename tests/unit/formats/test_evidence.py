@@ -13,8 +13,10 @@ import pytest
 
 from finegauge.answers.why import read_evidence
 from finegauge.errors import FileFormatError
-from finegauge.formats.evidence import Evidence, text_evidence
+from finegauge.formats import evidence as evidence_rules
+from finegauge.formats.evidence import FIGURES, MARKS, PEAKS, Evidence, text_evidence
 from finegauge.formats.plain_pickle import plain_pickle, snapshot_evidence
+from finegauge.formats.training_events import words_of
 from finegauge.units import GIB, MIB
 
 FAILURES = Path(__file__).parents[2] / "replay" / "failures"
@@ -47,7 +49,7 @@ WRITTEN = {  # in the words of PyTorch, transformers, Linux, Slurm, DeepSpeed, v
     "cgroup_oom": ("host_memory", "load", ""),
     "torchrun_killed": ("killed", "train", ""),
     "deepspeed_killed": ("killed", "resume", ""),
-    "loader_killed": ("host_memory", "train", "data"),
+    "loader_killed": ("killed", "train", "data"),
     "loader_bus": ("shared_memory", "train", "data"),
     "nccl_timeout": ("timeout", "", ""),
     "cublas": ("device_memory", "train", "forward"),
@@ -553,10 +555,56 @@ def test_a_job_that_its_shell_says_is_killed(line: str, moment: str) -> None:
     ("OSError: [Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar", "disk"),
     ("The replica workerpool0-0 ran out-of-memory and exited with a status of 137(SIGKILL).", "host_memory"),
     ("{'loss': 0.0, 'grad_norm': nan, 'epoch': 0.02}", "other"),
+    ("['python', 'train.py', '--local_rank=3'] exits with return code = -7", "shared_memory"),
+    ("failed (exitcode: -11) local_rank: 0 (pid: 99) of binary: /usr/bin/python", "other"),
+    ("ExitCode 137 ErrorMessage \"OutOfMemoryError: use an instance with more memory\"", "host_memory"),
+    ("nbclient.exceptions.DeadKernelError: Kernel died", "killed"),
+    ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "killed"),
+    ("multiprocessing.api.SignalException: Process 22 got signal: 15", "stopped"),
+    ("Received SIGTERM: instance is being preempted (spot)", "stopped"),
+    ("[Rank 0] Timeout at NCCL work: 42, detected by watchdog at work: 42", "timeout"),
+    ("of which 61.38 MiB is free. 731.22 MiB is reserved by PyTorch but unallocated.", "device_memory"),
 ])  # fmt: skip
 def test_the_words_of_schedulers_and_engines(line: str, failure: str) -> None:
     found = text_evidence(f"iter 120: loss 2.33, time 511.02ms\n{line}\n", "x")
     assert (found.failure, found.moment, found.step) == (failure, "train", 120)
+
+
+LOGS = "".join(f" step {n} loss: 2.{n}\n" for n in range(1, 5))
+
+
+@pytest.mark.parametrize(("end", "failure"), [
+    ("CANCELLED AT 2026-02-02T23:00:13 DUE TO TIME LIMIT ***", "stopped"),
+    ("sh: line 1: 7 Killed   python x", "killed"),
+    ("Traceback (most recent call last):\nKeyError: 'text'", "other"),
+    ("done", ""),
+])  # fmt: skip
+def test_a_job_that_goes_on_was_not_ended_by_what_it_survived(end: str, failure: str) -> None:
+    survived = "WARNING: CUDA out of memory. Tried to allocate 3.75 GiB, trying half the batch\n"
+    found = text_evidence(survived + LOGS + end, "x")
+    assert (found.failure, found.moment, found.step) == (failure, "train", 4)
+    others = text_evidence(f"{LOGS}[rank1]: {survived} step 5 loss: 2.5\nsh: 7 Killed   python x", "x")
+    assert others.failure == "device_memory"  # they end the step that they are in
+
+
+def test_frames_that_a_service_joins_in_a_line() -> None:
+    line = (
+        '2024-01-12T19:26:34.787+08:00\t Traceback (most recent call last): File "t.py", line 3, in <module> '
+        'trainer.evaluate() File "/x/trainer.py", line 9, in evaluate out = eval_loop( File "m.py", line 7, '
+        "in forward return self.up_proj(x)\n2024-01-12T19:26:34.787+08:00\t RuntimeError: CUDA out of memory."
+    )
+    found = text_evidence(line, "x")
+    assert (found.failure, found.moment, found.code) == (
+        "device_memory", "evaluation", "return self.up_proj(x)",
+    )  # fmt: skip
+
+
+def test_rules_are_left_out_by_a_line_s_letters_only_where_they_cannot_match() -> None:
+    lines = {line for name in ALL for line in (FAILURES / f"{name}.txt").read_text().splitlines()}
+    for rules in (FIGURES, MARKS, PEAKS, evidence_rules.FAILURES):
+        for line in lines:
+            told = [name for name, _ in rules.matches(line, words_of(line))]
+            assert told == [name for name, rule, _ in rules._rules if rule.search(line)]
 
 
 def test_a_traceback_that_follows_a_bare_failure() -> None:

@@ -113,7 +113,8 @@ def _product(name: str, operator: Operator) -> tuple[float, float]:
     if name in ("convolution", "convolution_backward", "mkldnn_convolution"):
         return _convolution(operator, backward="backward" in name)
     if name in ("gemm_4bit", "gemv_4bit"):
-        n = _numbers(operator.values[2])[0] if len(operator.values) > 2 else 0
+        number = re.search(r"-?\d+", operator.values[2]) if len(operator.values) > 2 else None
+        n = int(number[0]) if number else 0
         return 2.0 * prod(shapes[0]) * n, prod(shapes[0][:-1]) * n
     factors = _FACTORS.get(name)
     if factors is None:
@@ -200,10 +201,6 @@ def _growth(operator: Operator) -> float:
     if name == "dequantize_4bit" and len(operator.values) > 4:
         return 2.0 * _BYTES.get(operator.types[1], 4)  # two values in a byte
     return 0.0 if name in ("sum", "mean", "copy_", "max", "min", "amax") else 1.0
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"-?\d+", text)) or (0,)
 
 
 _NONE = Work(0.0, 0.0, "")

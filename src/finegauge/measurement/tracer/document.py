@@ -24,11 +24,6 @@ SHORTEST = 16  # for classes that loop over tokens in Python
 CHUNK = 256  # the longest chunk in which state-space layers work; lengths are multiples of it
 
 
-def _points(length: int) -> tuple[Point, ...]:
-    """Return the batches to run from the shortest length on; the last one only checks the polynomial."""
-    return ((1, length), (1, 2 * length), (1, 4 * length), (2, length), (3, 2 * length))
-
-
 NOISE = 1e-9  # of the largest value: what elimination leaves of an exact zero
 
 
@@ -342,7 +337,8 @@ def _passes(
     width, attention = mode.split("/")
     subject = build(config, torch.bfloat16 if width == "bf16" else torch.float32, attention)
     passes = []
-    for batch in _points(length)[: 5 if width == "bf16" else 4]:
+    points = ((1, length), (1, 2 * length), (1, 4 * length), (2, length), (3, 2 * length))  # the last checks
+    for batch in points[: 5 if width == "bf16" else 4]:
         trained, frozen, bare = (
             record(subject, Pass(*batch, width == "autocast", attention, kind), kept, outputs)[0]
             for kind in (True, False, None)
