@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from finegauge.catalogue.datasets import Dataset, datasets
 from finegauge.catalogue.device_profile import own_profile_path
 from finegauge.catalogue.frameworks import Framework, frameworks
-from finegauge.catalogue.gpus import GpuSpec, fold, gpus, matching_gpus, this_gpu
+from finegauge.catalogue.gpus import GpuSpec, cloud_machine, counted, fold, gpus, matching_gpus, this_gpu
 from finegauge.catalogue.hub import ENDPOINT, hub_cache, offline_by
 from finegauge.catalogue.machine import gpus_here, host_memory_bytes
 from finegauge.catalogue.models import ModelFigures, models
@@ -62,12 +62,16 @@ def found_offers(
 ) -> list[Offer]:
     """Return the cloud offers asked for, ordered by `sort`, one of SORTS.
 
-    `gpu` may be a family: h100 is every H100. `count` is GPUs per instance, exactly; a seller that prices a
-    single card asks as many times its price. With `spot`, only offers with a spot price, ranked by it.
+    `gpu` may be a family (h100 is every H100), with a number (8xh100), or a cloud's machine (p5.48xlarge).
+    `count` is GPUs per instance, exactly; a seller that prices a single card asks as many times its price.
+    With `spot`, only offers with a spot price, ranked by it.
     """
-    names: Sequence[str | None] = matching_gpus(gpu) if gpu else (None,)
+    name, number = counted(gpu)
+    names: Sequence[str | None] = matching_gpus(name) if gpu else (None,)
     found = [offer for name in names for offer in offers(name, provider or None, None, region or None)]
-    if count is not None:
+    if rented := cloud_machine(gpu):
+        found = [one for one in found if one.instance_type == rented.name] or found
+    if (count := count or number) is not None:
         found = [each for one in found for each in (one, *multiples(one)) if each.gpu_count == count]
     if spot:
         found = [offer for offer in found if offer.spot_usd_per_h is not None]

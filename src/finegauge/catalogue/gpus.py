@@ -295,6 +295,16 @@ def _known(name: str, folder: str) -> GpuSpec | None:
     return spec if sized and spec and round(spec.memory_bytes / 1e9) == int(sized[2]) else None
 
 
+def smaller(name: str, spec: GpuSpec) -> str:
+    """Return a card with less memory that `name`, taken as `spec`, means as well; "" where it tells."""
+    stem = re.sub(r"[\s-]\d+GB$", "", spec.name)
+    if stem == spec.name or re.search(rf"(?<!\d){spec.memory_bytes / 1e9:.0f}(?!\d)", name):
+        return ""
+    sizes = [num_gb for num_gb in _UNIFIED_GB if num_gb * 1e9 < spec.memory_bytes]
+    found = filter(None, (known_gpu(f"{stem} {num_gb}GB") for num_gb in reversed(sizes)))
+    return next((one.name for one in found), "")
+
+
 def _slice(whole: GpuSpec, num: int, num_gb: int) -> GpuSpec | None:
     """Return an instance that MIG makes: shares of seven, or four, of the processors; memory in eighths."""
     in_four = whole.name.startswith(("A30", "RTX PRO"))
@@ -331,6 +341,7 @@ def _of_memory(spec: GpuSpec, num_gb: int) -> GpuSpec:
 def _spellings(name: str) -> Iterator[str]:
     """Yield `name`, then the names that it may stand for."""
     yield name
+    name = re.sub(r"(?i)^(laptop|mobile)[\s_-]+(.+)", r"\2 laptop", name.strip())
     outer, _, inner = name.rstrip(" )").partition("(")  # "A100 (80GB)", "NVIDIA Blackwell GPU (GB200)"
     yield from (outer + inner, inner)
     parts = re.split(r"[\s_-]+", name.strip())  # "H100_80GB_SXM5": how it is plugged in may stand last

@@ -141,9 +141,9 @@ def _gpu_cells(spec: "GpuSpec") -> list[str]:
 @json_option
 def show_gpu(name: str, *, as_json: bool) -> None:
     """Show all that is known of one accelerator, by name, alias or YAML file."""
-    from finegauge.catalogue.gpus import gpu
+    from finegauge.catalogue.gpus import counted, gpu
 
-    spec = gpu(name)
+    spec = gpu(counted(name)[0])
     if as_json:
         print_json(plain(spec))
         return
@@ -213,10 +213,11 @@ def _short_name(figures: "ModelFigures") -> str:
 @json_option
 def show_model(name: str, *, as_json: bool) -> None:
     """Count one model: by name, alias, Hugging Face id, config.json, or the folder that holds it."""
-    from finegauge.catalogue.models import model
+    from finegauge.formats.model_names import asked
     from finegauge.model.families import architecture
+    from finegauge.render.terminal import wrapped
 
-    figures = model(name)
+    figures, warning = asked(name)
     built = architecture(figures.config)
     layers = dict(built.layers_by_kind())
     if as_json:
@@ -241,6 +242,8 @@ def show_model(name: str, *, as_json: bool) -> None:
         "source": f"{figures.source}" + (f" (read {figures.checked})" if figures.checked else ""),
     }
     print_facts(figures.name, rows)
+    if warning:
+        say(wrapped(warning, indent="  "))
 
 
 # --- offers
@@ -376,7 +379,9 @@ def show_dataset(name: str, *, as_json: bool) -> None:
     """Show one data set's lengths, by name or by file (CSV of length,count, or YAML)."""
     from finegauge.catalogue.datasets import dataset, datasets
 
-    found = datasets().get(name) or dataset(name)
+    found = next((one for one in datasets().values() if name in (one.name, *one.aliases)), None) or dataset(
+        name
+    )
     if as_json:
         print_json(plain(found))
         return

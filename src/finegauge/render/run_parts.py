@@ -26,7 +26,7 @@ FIRST_TO_GO = (10, 9, 5, 8, 4, 3)  # time and cost stay the longest
 ASSUMED = (
     "method", "sharding", "micro_batch_size", "gradient_accumulation_steps", "seq_len", "lora_rank",
     "weights_dtype", "activation_checkpointing", "attention", "optimizer", "num_experts_per_tok", "padding",
-    "startup_s", "saves_per_epoch", "dataset", "num_samples",
+    "startup_s", "saves_per_epoch", "dataset", "num_samples", "gpu",
 )  # fmt: skip
 SHOWN_NAMES = {
     "slack": "allocator overhead", "context": "CUDA context",
