@@ -151,16 +151,12 @@ def gpu(name: str) -> GpuSpec:
     if found is None:
         if reason := refusal("gpu", fold(re.sub(_LENDERS, "", name[:100]))):
             raise FieldError(f"{shown(name)} {reason}; list those that are with 'finegauge gpus'.")
+        rented = r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d|^[bv]m\.gpu"
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
-        machines = (
-            cloud_machines()
-            if re.search(r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d|^[bv]m\.gpu", name.casefold())
-            else []
-        )
+        if re.search(rented, name.casefold()):
+            known = [one.name for one in _machines().values()]
         instead = ", or describe yours in a YAML file (--gpu mine.yaml; docs/adding-a-gpu.md)"
-        raise UnknownNameError(
-            "GPU", name, known=machines or known, listing="finegauge gpus", instead=instead
-        )
+        raise UnknownNameError("GPU", name, known=known, listing="finegauge gpus", instead=instead)
     return found
 
 
@@ -192,7 +188,6 @@ def counted(text: str) -> tuple[str, int | None]:
     """
     if is_file(text) or known_gpu(text) is not None:
         return text, None
-
     if (rented := cloud_machine(text)) is not None:
         return rented.gpu, rented.num_gpus
     text = re.sub(r"(?i)^gpu_(?=\d+x_)", "", text)  # as Lambda calls its machines: gpu_8x_h100_sxm5
@@ -301,8 +296,7 @@ def smaller(name: str, spec: GpuSpec) -> str:
     if stem == spec.name or re.search(rf"(?<!\d){spec.memory_bytes / 1e9:.0f}(?!\d)", name):
         return ""
     sizes = [num_gb for num_gb in _UNIFIED_GB if num_gb * 1e9 < spec.memory_bytes]
-    found = filter(None, (known_gpu(f"{stem} {num_gb}GB") for num_gb in reversed(sizes)))
-    return next((one.name for one in found), "")
+    return next((one.name for num_gb in reversed(sizes) if (one := known_gpu(f"{stem} {num_gb}GB"))), "")
 
 
 def _slice(whole: GpuSpec, num: int, num_gb: int) -> GpuSpec | None:
@@ -538,11 +532,6 @@ def cloud_machine(name: str) -> Machine | None:
         return known[wanted]
     begun = {one[1:]: one for key, one in known.items() if key.startswith(f"{wanted}_v")}
     return next(iter(begun.values())) if len(begun) == 1 else None
-
-
-def cloud_machines() -> list[str]:
-    """Return the machines' names."""
-    return [one.name for one in _machines().values()]
 
 
 def _plain(name: str) -> str:

@@ -256,19 +256,23 @@ def parse(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
 def _of_method(value: str) -> dict[str, str]:
     """Return the fields that a method means: dora is an adapter, galore an optimizer, dpo a phase."""
     word = value.strip().lower().replace("-", "_")
-    for name, method in (("adapter", "lora"), ("optimizer", "full"), ("phase", "")):
-        field = FIELDS[name]
-        if word not in FIELDS["method"].options and word in {**field.options, **field.aliases}:
-            return {name: word} | ({"method": method} if method else {})
-    return {"method": FIELDS["method"].aliases.get(word, value.strip())}
+    name = _knowing(word, ("method", "adapter", "optimizer", "phase"))
+    if name in ("", "method"):
+        return {"method": FIELDS["method"].aliases.get(word, value.strip())}
+    method = {"adapter": "lora", "optimizer": "full"}.get(name)
+    return {name: word} | ({"method": method} if method else {})
+
+
+def _knowing(word: str, names: Iterable[str]) -> str:
+    """Return the first of these fields that has a choice called so; "" for none."""
+    return next((name for name in names if word in {**FIELDS[name].options, **FIELDS[name].aliases}), "")
 
 
 def _meant(word: str) -> str:
     """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
     if word and known_gpu(word) is not None:
         return f"--gpu {word}"
-    fields = (name for name, field in FIELDS.items() if word.lower() in {**field.options, **field.aliases})
-    field = next(fields, "")
+    field = _knowing(word.lower(), FIELDS)
     return f"{field}={word}" if field else "micro_batch_size=4"
 
 

@@ -9,11 +9,10 @@ import os
 import re
 from typing import Any
 
-from finegauge.catalogue.models import ModelFigures, model, named_like
+from finegauge.catalogue.models import named_like
 from finegauge.catalogue.tables import lines_of
 from finegauge.documents import parse_json
 from finegauge.errors import FieldError, UnknownNameError, shown
-from finegauge.formats.run_argument import resolve
 from finegauge.formats.sheet import known_model
 from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE, QUANTIZED_BY_METHOD
@@ -64,29 +63,14 @@ def base_of(error: UnknownNameError) -> str:
     return _told(error.name) if error.kind == "model" else ""
 
 
-def asked(argument: str) -> tuple[ModelFigures, str]:
-    """Return the model that RUN would mean, and what its name alone tells."""
-    named = resolve(argument, lambda _path: False).value
-    try:
-        return model(named), ""
-    except UnknownNameError as error:
-        copy = copied(named)
-        if not (base := copy.base if copy else base_of(error)):
-            raise
-        return model(base), said(copy, named) or _told_by(named, base)
-
-
 def read_as(run: Run, named: str) -> Run:
     """Return a run of the base of a fine-tune, with the warning that the name alone tells it."""
-    origins = {**run.origins, "model": FROM_NAME}
-    return Run.from_fields(run.fields(), origins, (_told_by(named, run.model), *run.warnings))
-
-
-def _told_by(named: str, base: str) -> str:
-    return (
-        f"{shown(named)} is not in the catalogue: read as the architecture of {base}, which its name "
+    warning = (
+        f"{shown(named)} is not in the catalogue: read as the architecture of {run.model}, which its name "
         "states; name its config.json for its own."
     )
+    origins = {**run.origins, "model": FROM_NAME}
+    return Run.from_fields(run.fields(), origins, (warning, *run.warnings))
 
 
 def take_copy(fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:
