@@ -39,7 +39,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_peaks_of_every_moment(name: str, tmp_path: Path) -> None:
+def test_peaks_of_every_moment(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = tmp_path / "compiled"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(compiled))
     dtype, fields = CASES[name]
     folder = tmp_path / "model"
     folder.mkdir()
@@ -49,6 +51,7 @@ def test_peaks_of_every_moment(name: str, tmp_path: Path) -> None:
         {"model": str(folder), "seq_len": 128, "micro_batch_size": 2, "eval_samples": 4, **fields}
     )
     found = measured(run, Options(steps=1, warmup_steps=1, memory=False, moments=True))
+    assert not compiled.exists(), "a lock that a killed compiler left there would be waited for"
     answer = measure_answer(found)
     one = answer.results[0]
     assert one.is_whole, one.reason

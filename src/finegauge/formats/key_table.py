@@ -47,10 +47,10 @@ _OF_MODELS = r"(?i)^(base_?)?model(_?(name|id|path))?$|checkpoint$|^pretrained_?
 _MAX_OF_OTHERS = 3  # such keys that a framework does not know: the file is another program's
 # Keys that only the Megatron backend of a framework has: `megatron sft --config`, USE_MCA=1.
 _BY_MEGATRON = {
-    "ms_swift": ("micro_batch_size",),
+    "ms_swift": ("ms_swift:MEGATRON", {"micro_batch_size"}),
     "llamafactory": (
-        "use_mca",
-        *(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert")),
+        "llamafactory_engines:MEGATRON",
+        {"use_mca", *(f"{kind}_model_parallel_size" for kind in ("tensor", "pipeline", "expert"))},
     ),
 }
 # Keys of learning, of logs and of files, by what any framework calls them.
@@ -600,4 +600,5 @@ def recognise(keys: Mapping[str, Any]) -> str:
         return RUN_FILE
     found = (row.module for row in frameworks() for signature in row.signatures if signature.fits(keys))
     reader = next(found, RUN_FILE if is_run_file else "")
-    return reader if {*keys}.isdisjoint(_BY_MEGATRON.get(reader, ())) else f"{reader}:MEGATRON"
+    megatron, own = _BY_MEGATRON.get(reader, ("", set()))
+    return reader if own.isdisjoint(keys) else megatron

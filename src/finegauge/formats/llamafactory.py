@@ -8,20 +8,14 @@ quantised; micro-batches of 8, padded to the longest and a multiple of 8; three 
 Data sets are looked up in the catalogue, then in the project's dataset_info.json; where neither has one,
 every sequence is as long as the cut-off. The format has no tensor, pipeline or context parallelism; FSDP
 stands in accelerate's file, ZeRO in DeepSpeed's.
-
-With USE_MCA=1 Megatron-Core trains, by Megatron-LM's arguments beside these keys (train/mca/workflow.py and
-mcore_adapter's training_args.py, read 2026-11-28): every weight, whatever finetuning_type says; micro-batches
-and their number as without it, over the ranks that the degrees leave; gradients added up in fp32 under bf16;
-rows padded to the cut-off where experts are divided, else to a multiple of 64; DeepSpeed's file is ignored.
 """
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FieldError, InputError, UnknownNameError, UnsupportedError, shown
-from finegauge.formats import launcher_files, megatron_lm, model_keys, trainer_keys
+from finegauge.formats import launcher_files, model_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, refuse
 from finegauge.run.field import flag, names, number, whole
@@ -36,7 +30,6 @@ _ADAPTERS = trainer_keys.Adapters(
     joined=True,
 )
 _PHASES = {"reward": "rm", "pretrain": "pt"}
-_TO_MEGATRON = {"per_device_train_batch_size": "micro_batch_size", "max_steps": "train_iters"}
 _OPTIMIZERS = {
     "galore": "galore_adamw", "apollo": "apollo_adamw", "adam_mini": "adam_mini", "muon": "muon"
 }  # fmt: skip
@@ -53,29 +46,6 @@ def _read_task(reading: Reading) -> None:
     if not trains and (does or reading.stated("do_train")):
         what = f"{does[0]} without do_train" if does else "do_train: false"
         raise FieldError(f"{reading.file_name} trains nothing ({what}); name the file of its training.")
-
-
-def _of_megatron(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a file for the Megatron backend, those that are Megatron-LM's under its names."""
-    known = FORMAT.known
-    found = {_TO_MEGATRON.get(name, name): value for name, value in keys.items() if name != "deepspeed"}
-    found.setdefault("micro_batch_size", 8)
-    stage = str(found.pop("stage", "sft"))
-    found["command"] = {"pt": "pretrain", "rm": "reward"}.get(stage, stage)
-    return {name: value for name, value in found.items() if name in MEGATRON.keys or name not in known}
-
-
-def _read_rows(reading: Reading) -> None:
-    """Read how samples lie in rows that Megatron-Core trains on, and what it does not act on."""
-    _read_batching(reading)
-    if "expert_parallel" in reading.fields and not reading.fields["packing"]:
-        reading.set("padding", "max", "expert_model_parallel_size")
-    reading.set("pad_to_multiple_of", 64)
-    if (kind := reading.text("finetuning_type", "lora")) != "full":
-        reading.warn(
-            f"finetuning_type={shown(kind)} has no effect: the Megatron backend trains every weight."
-        )
-    reading.ignored(("quantization_bit",), "the Megatron backend quantises nothing")
 
 
 def _read_sequence_parallel(reading: Reading) -> None:
@@ -255,7 +225,8 @@ def _kernels(run: Run) -> dict[str, Any]:
     }
 
 
-def _read_batching(reading: Reading) -> None:
+def read_batching(reading: Reading) -> None:
+    """Read whether samples are packed or padded, for either trainer."""
     packing = reading.get("packing")
     neat, pretrains = reading.flag("neat_packing"), reading.fields["phase"] in ("pt", "pretrain")
     packed = neat or (pretrains if packing is None else flag("packing", packing))
@@ -340,6 +311,8 @@ def _data(run: Run) -> dict[str, Any]:
     }
 
 
+TASK = Row("do_train do_predict do_eval export_dir task use_mca", _read_task, lambda _: {"do_train": True})
+DATA = Row("dataset dataset_dir max_samples val_size", _read_data, _data)
 FORMAT = Format(
     "LLaMA-Factory",
     (
@@ -348,7 +321,7 @@ FORMAT = Format(
             "stage", "phase", "sft", more={"kto": "dpo"}, write=lambda run: _PHASES.get(run.phase, run.phase)
         ),
         Row("pref_loss ref_model", _read_preference),
-        Row("do_train do_predict do_eval export_dir task use_mca", _read_task, lambda _: {"do_train": True}),
+        TASK,
         model_keys.RAY,
         Row("sequence_parallel_size sequence_parallel_mode", _read_sequence_parallel),  # of forks
         Row(
@@ -392,7 +365,7 @@ FORMAT = Format(
         ),
         Row(
             "packing neat_packing",
-            _read_batching,
+            read_batching,
             lambda run: {
                 "packing": run.packing,
                 "neat_packing": (run.packing and run.padding == "free") or None,
@@ -400,7 +373,7 @@ FORMAT = Format(
         ),
         trainer_keys.GROUPING,
         trainer_keys.DURATION,
-        Row("dataset dataset_dir max_samples val_size", _read_data, _data),
+        DATA,
         trainer_keys.EVALUATION_OF_PART,
         Row(
             "deepspeed fsdp",
@@ -423,26 +396,6 @@ FORMAT = Format(
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "dataset_dir", "max_samples"),
     lists_data=True,
-)
-MEGATRON = Format(
-    "Megatron-LM",
-    (
-        model_key("model_name_or_path"),
-        Row("do_train do_predict do_eval export_dir task use_mca", _read_task),
-        Row("moe_grouped_gemm moe_token_dispatcher_type variable_seq_lengths", lambda _: None),
-        *(megatron_lm.METHOD, megatron_lm.MICRO_BATCH, trainer_keys.batch_rows(8)[1]),
-        *(megatron_lm.ITERATIONS, megatron_lm.PARALLELISM, megatron_lm.OPTIMIZER),
-        *(megatron_lm.ATTENTION, megatron_lm.KERNELS, key("cutoff_len", "seq_len", 2048)),
-        Row("packing neat_packing finetuning_type quantization_bit", _read_rows),
-        trainer_keys.epochs_row(),
-        Row("dataset dataset_dir max_samples val_size", _read_data),
-        trainer_keys.EVALUATION,
-    ),
-    model_key="model_name_or_path",
-    not_modelled="moe_layer_recompute mtp_num_layers additional_configs optimizer_offload_fraction",
-    lists_its_keys=False,
-    lists_data=True,
-    adapt=_of_megatron,
 )
 
 

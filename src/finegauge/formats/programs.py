@@ -265,9 +265,9 @@ _VLLM, _SGLANG, _TENSORRT_LLM, _TGI, _LIGHTLLM = (
 TOOLS: Mapping[str, Mapping[str, Program]] = {
     "llamafactory-cli": {
         "train": Program("", hydra=True, all_gpus=True, usual="llamafactory"),
-        "sft": Program("llamafactory_v1", hydra=True, all_gpus=True),
-        "dpo": Program("llamafactory_v1", {"finegauge": {"phase": "dpo"}}, hydra=True, all_gpus=True),
-        "rm": Program("llamafactory_v1", {"finegauge": {"phase": "reward"}}, hydra=True, all_gpus=True),
+        "sft": Program("llamafactory_engines", hydra=True, all_gpus=True),
+        "dpo": Program("llamafactory_engines", {"finegauge": {"phase": "dpo"}}, hydra=True, all_gpus=True),
+        "rm": Program("llamafactory_engines", {"finegauge": {"phase": "reward"}}, hydra=True, all_gpus=True),
     },
     "axolotl": {"train": Program("axolotl", all_gpus=True)},
     "trl": TRL | {"vllm-serve": _VLLM},

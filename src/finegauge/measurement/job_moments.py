@@ -37,7 +37,7 @@ from finegauge.measurement.options import Options
 from finegauge.measurement.phases.choice import phase_of
 from finegauge.measurement.phases.training import Placement, inference, inputs_of
 from finegauge.measurement.rank_meters import allocated
-from finegauge.measurement.rank_strategies import zero_settings
+from finegauge.measurement.rank_strategies import imported, zero_settings
 from finegauge.measurement.subject import Phase
 from finegauge.progress import Heard, Progress
 from finegauge.run.rules import FSDP
@@ -185,6 +185,7 @@ def _zero_init(run: Run) -> Iterator[None]:
     if run.sharding != "zero3" or run.loading != "rank0":
         yield
         return
+    imported()  # as `Zero` does; transformers alone would have it compile its shared memory
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
     kept = HfDeepSpeedConfig(zero_settings(run))

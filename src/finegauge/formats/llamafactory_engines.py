@@ -1,4 +1,4 @@
-"""LLaMA-Factory's v1 YAML (`USE_V1=1 llamafactory-cli sft`), hidden defaults included.
+"""LLaMA-Factory's other engines: its v1 YAML (`USE_V1=1 llamafactory-cli sft`), hidden defaults included.
 
 What no key says but the framework does (read from its v1 package, 0.9.5): no `peft_config` means every
 weight trains; LoRA of rank 8, alpha 16 and dropout 0.05 on all linear layers, adapters in fp32; weights
@@ -6,12 +6,18 @@ in the checkpoint's own format, without autocast but for FSDP's casts; activatio
 reentrant; micro-batches of 1, one to a step; samples cut at 2048 and padded to the longest; AdamW, not
 fused; the whole logits, with Liger's kernels too; 4 bits mean NF4, double quantised; three epochs.
 `llamafactory-cli dpo` and `rm` read the same file: phase=dpo, phase=reward say so.
+
+With USE_MCA=1 Megatron-Core trains, by Megatron-LM's arguments beside v0's keys (train/mca/workflow.py and
+mcore_adapter's training_args.py, read 2026-11-28): every weight, whatever finetuning_type says; micro-batches
+and their number as without it, over the ranks that the degrees leave; gradients added up in fp32 under bf16;
+rows padded to the cut-off where experts are divided, else to a multiple of 64; DeepSpeed's file is ignored.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import launcher_files, trainer_keys
+from finegauge.formats import launcher_files, llamafactory, megatron_lm, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key, switch
 from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, refuse, whole_number
 from finegauge.run.field import number, whole
@@ -35,6 +41,7 @@ _BATCHING = {  # (packs, joins)
     "dynamic_padding_free": (True, True),
 }
 _DEGREE = 10**6
+_TO_MEGATRON = {"per_device_train_batch_size": "micro_batch_size", "max_steps": "train_iters"}
 
 
 def _read_method(reading: Reading) -> None:
@@ -204,6 +211,51 @@ FORMAT = Format(
     lasting={name: name for name in ("learning_rate", "max_grad_norm", "seed", "output_dir")},
     data_keys=("train_dataset",),
     lists_data=True,
+)
+
+
+def _of_megatron(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a file for the Megatron backend, those that are Megatron-LM's under its names."""
+    known = llamafactory.FORMAT.known
+    found = {_TO_MEGATRON.get(name, name): value for name, value in keys.items() if name != "deepspeed"}
+    found.setdefault("micro_batch_size", 8)
+    stage = str(found.pop("stage", "sft"))
+    found["command"] = {"pt": "pretrain", "rm": "reward"}.get(stage, stage)
+    return {name: value for name, value in found.items() if name in MEGATRON.keys or name not in known}
+
+
+def _read_rows(reading: Reading) -> None:
+    """Read how samples lie in rows that Megatron-Core trains on, and what it does not act on."""
+    llamafactory.read_batching(reading)
+    if "expert_parallel" in reading.fields and not reading.fields["packing"]:
+        reading.set("padding", "max", "expert_model_parallel_size")
+    reading.set("pad_to_multiple_of", 64)
+    if (kind := reading.text("finetuning_type", "lora")) != "full":
+        reading.warn(
+            f"finetuning_type={shown(kind)} has no effect: the Megatron backend trains every weight."
+        )
+    reading.ignored(("quantization_bit",), "the Megatron backend quantises nothing")
+
+
+MEGATRON = Format(
+    "Megatron-LM",
+    (
+        model_key("model_name_or_path"),
+        llamafactory.TASK,
+        Row("moe_grouped_gemm moe_token_dispatcher_type variable_seq_lengths", lambda _: None),
+        *(megatron_lm.METHOD, megatron_lm.MICRO_BATCH, trainer_keys.batch_rows(8)[1]),
+        *(megatron_lm.ITERATIONS, megatron_lm.PARALLELISM, megatron_lm.OPTIMIZER),
+        *(megatron_lm.ATTENTION, megatron_lm.KERNELS, key("cutoff_len", "seq_len", 2048)),
+        Row("packing neat_packing finetuning_type quantization_bit", _read_rows),
+        trainer_keys.epochs_row(),
+        llamafactory.DATA,
+        trainer_keys.EVALUATION,
+    ),
+    model_key="model_name_or_path",
+    not_modelled="moe_layer_recompute mtp_num_layers additional_configs optimizer_offload_fraction",
+    lists_its_keys=False,
+    lists_data=True,
+    adapt=_of_megatron,
 )
 
 
