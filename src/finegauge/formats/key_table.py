@@ -32,7 +32,7 @@ from finegauge.run import rules
 from finegauge.run.field import flag, version_numbers, whole
 from finegauge.run.options import SPELLINGS
 from finegauge.run.rules import BY_GPU
-from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
+from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, field_of_choice, figures
 
 MAX_WARNINGS = 20
 RUN_FILE = "run_file"
@@ -256,23 +256,18 @@ def parse(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
 def _of_method(value: str) -> dict[str, str]:
     """Return the fields that a method means: dora is an adapter, galore an optimizer, dpo a phase."""
     word = value.strip().lower().replace("-", "_")
-    name = _knowing(word, ("method", "adapter", "optimizer", "phase"))
+    name = field_of_choice(word, ("method", "adapter", "optimizer", "phase"))
     if name in ("", "method"):
         return {"method": FIELDS["method"].aliases.get(word, value.strip())}
     method = {"adapter": "lora", "optimizer": "full"}.get(name)
     return {name: word} | ({"method": method} if method else {})
 
 
-def _knowing(word: str, names: Iterable[str]) -> str:
-    """Return the first of these fields that has a choice called so; "" for none."""
-    return next((name for name in names if word in {**FIELDS[name].options, **FIELDS[name].aliases}), "")
-
-
 def _meant(word: str) -> str:
     """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
     if word and known_gpu(word) is not None:
         return f"--gpu {word}"
-    field = _knowing(word.lower(), FIELDS)
+    field = field_of_choice(word.lower(), FIELDS)
     return f"{field}={word}" if field else "micro_batch_size=4"
 
 
