@@ -173,6 +173,8 @@ def main() -> int:
                 kept[cell.name] = rounds[0].observations["moments"]
     if asked.record:
         asked.record.write_text(json.dumps(kept) + "\n", "utf-8")
+    if not rows:
+        parser.error(f"no cell's name has each word of '{asked.only}'; one is '{next(cells()).name}'")
     over = sum(row.is_over for row in rows)
     for kind, bar in BARS.items():
         errors = sorted(abs(row.error) for row in rows if row.kind == kind)

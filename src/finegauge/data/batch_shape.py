@@ -58,6 +58,23 @@ class BatchShape(NamedTuple):
         return self.tokens / self.sequences
 
 
+def epochs_of(run: Run, batch: BatchShape) -> float:
+    """Return how often the run goes through its data; `epochs` unless `max_steps` ends it before."""
+    if batch.steps_per_epoch and batch.steps_total:
+        return batch.steps_total / batch.steps_per_epoch
+    return run.epochs
+
+
+def times_of(every: float | None, num_steps: int, unstated: float) -> float:
+    """Return how often a run does what it does `every` so many steps, below 1 a share of all, and at its end.
+
+    transformers' DefaultFlowCallback does it after the last step too; `unstated` where `every` is not said.
+    """
+    if every is None:
+        return unstated
+    return -(-num_steps // every) if every >= 1 else round(1 / every)
+
+
 def shape(run: Run) -> BatchShape:
     """Return what one micro-batch of `run` holds: its sequences, as its phase uses them.
 

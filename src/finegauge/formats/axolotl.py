@@ -374,7 +374,8 @@ FORMAT = Format(
     "tiled_mlp layer_offloading use_onebitllms auto_find_batch_size optim_target_modules lora_rank_pattern "
     "peft_layers_to_transform spectrum_top_fraction kd_trainer model_quantization_config qat "
     "nonexpert_quantization overrides_of_model_config dpo_use_liger_kernel lora_mlp_kernel lora_qkv_kernel "
-    "lora_o_kernel flash_attn_cross_entropy unsloth_cross_entropy_loss label_smoothing_factor",
+    "lora_o_kernel flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_fuse_qkv "
+    "unsloth_cross_entropy_loss label_smoothing_factor",
     lasting=trainer_keys.LASTING | {"lr_scheduler_type": "lr_scheduler"},
     data_keys=("datasets",),
 )

@@ -37,7 +37,7 @@ from finegauge.formats.launchers import (
     options_of,
     until_pipe,
 )
-from finegauge.formats.programs import LLAMA_FACTORY, MODULES, NOT_READ, SCRIPTS, TOOLS, TRL, Program
+from finegauge.formats.programs import LLAMA_FACTORY, MODULES, NOT_READ, SCRIPTS, TOOLS, Program
 from finegauge.formats.sheet import BLOCK, mapping_in
 from finegauge.formats.shell import Command, Shell
 from finegauge.records import NamedTuple
@@ -78,19 +78,7 @@ class _TrainsNothingError(_PreparesError):
 
 # Whose keys a script that is not there may take.
 _GENERIC = ("trl", "trl:TRAINER", "llamafactory", "deepspeed_chat", "nemo_rl", "verl", "nemo_automodel",
-            "openrlhf", "megatron_lm")  # fmt: skip
-_OF_UNSLOTH = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
-_UNSLOTH_CLI = {
-    **{"model_name_or_path": "unsloth/llama-3-8b", "dataset_name": "yahma/alpaca-cleaned"},
-    "load_in_4bit": False,
-    **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"},
-    **{"max_seq_length": 2048, "max_steps": 400, "lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
-}
-_OF_OLD_TRL = {
-    **dict.fromkeys(("model_name", "base_model_name"), "model_name_or_path"),  # of TRL 0.7's scripts
-    **{"seq_length": "max_seq_length", "r": "lora_r", "target_modules": "lora_target_modules"},
-}
-_OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_config)\.")
+            "openrlhf", "megatron_lm", "verl:SLIME")  # fmt: skip
 _CONFIG_OPTIONS = ("config", "config_file", "job.config_file", "config_path", "c", "training_config")
 # Commands that handle files and words: what they name is started by others.
 _SILENT = re.compile(
@@ -101,6 +89,7 @@ _TRAINS_NOTHING = re.compile(
     r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$|axolotl\.cli\.(?!train)\w+$"
 )
 _TRAINS = re.compile(r"train|tun|sft|dpo|grpo|lora")
+_CUT_SHORT = re.compile(r"\\\n[ \t]*#[^\n]*\n[ \t]*-|\\ +#")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
 _MAX_FOLLOWED = 3  # scripts that start scripts
@@ -191,7 +180,7 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
         if found is not None:
             (served if found.reader.startswith(_SERVERS) else trainings).append(found)
     if trainings:
-        first = _first(trainings, place)
+        first = _first(trainings, place, text)
         return first._replace(keys=programs.with_server(first.keys, served[0].keys)) if served else first
     if served and all(map(_doubts, refused)):
         return served[0]
@@ -202,18 +191,20 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
     raise min(refused, key=_doubts, default=none)
 
 
-def _first(trainings: Sequence[Launch], place: Place) -> Launch:
-    """Return the first training of a script, which says how many others it starts."""
+def _first(trainings: Sequence[Launch], place: Place, text: str) -> Launch:
+    """Return the first training of a script, which says how many others it starts, and where it is cut."""
     different = list[Mapping[str, Any]]()
     for one in trainings:
         different += [one.keys] if one.keys not in different else []
-    if len(different) == 1:
-        return trainings[0]
-    warning = (
-        f"{place.name} starts {len(different)} trainings: the first is read; name another by its command, "
-        "after --."
-    )
-    return trainings[0]._replace(warnings=(*trainings[0].warnings, warning))
+    said = list[str]()
+    if _CUT_SHORT.search(text):
+        said.append(f"{place.name}: a comment within a command ends it: what stands behind is not passed.")
+    if len(different) > 1:
+        said.append(
+            f"{place.name} starts {len(different)} trainings: the first is read; name another by its "
+            "command, after --."
+        )
+    return trainings[0]._replace(warnings=(*trainings[0].warnings, *said))
 
 
 def _doubts(error: FileFormatError) -> int:
@@ -245,7 +236,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     Raises: FileFormatError where it starts one that is not read.
     """
     words = until_pipe(command.words)
-    if not words or _SILENT.fullmatch(words[0].rpartition("/")[2]):
+    if not words or words[0][:1] == "-" or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
     if words[0] == "make" and (found := place.text("Makefile")) is not None:
         return of_tasks(of_build(of_make(found[0], words[1:]), "Makefile"), found[1], place.name)
@@ -351,6 +342,12 @@ def _is_of(program: Program, named: str, rest: Sequence[str]) -> bool:
 def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) -> Launch:
     """Return what a program's command line says: its file, its options over it, and its launcher's."""
     named, launcher, rest, command, place, batch = line
+    if not program.reader and any(word.startswith("--job.config_file") for word in rest):
+        program, script = Program("torchtitan"), None  # whose train.py it is
+    arrays = [
+        word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)
+    ]  # that the script does not set
+    rest = [word for word in rest if word not in arrays]
     options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
     if str(options.get("do_train", "")).lower() in ("false", "0"):
         raise _TrainsNothingError(
@@ -358,8 +355,10 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         )
     serves = program.reader.startswith(_SERVERS)
     unknown = [word for before, word in pairwise(["", *rest])
-               if word[:1] == "$" and (before[:1] != "-" or "=" in before)]  # fmt: skip
+               if word[:1] == "$" and (before[:1] != "-" or "=" in before)] + arrays  # fmt: skip
     own = {key: options.pop(key) for key in OF_LAUNCHERS if key in options and not serves}
+    if "config_name" in options and {"output_dir", "tokenizer_name"} & {*options}:  # no file of Hydra's
+        options.setdefault("model_name_or_path", options.pop("config_name"))
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
     options, variables = _of_its_own(program, line, options, keys, warnings)
@@ -453,6 +452,8 @@ def _with_trainer(keys: dict[str, Any], reader: str, script: str) -> tuple[dict[
     """Return the keys with what a script that is not there trains, by its name, and their reader."""
     from finegauge.formats.trl import named_trainer
 
+    if reader == "verl:SLIME":
+        return {**keys, "asynchronous": "async" in script}, reader
     named = re.fullmatch(r"train_(\w+)\.py", script) if reader == "openrlhf" else None
     other = re.match(r"(?:run_|train_)?(reward|nash_md|xpo|gkd|online_dpo|rloo|ppo)(?=[_.])", script)
     learns = named[1] if named else other[1] if other else named_trainer(script)
@@ -473,14 +474,6 @@ def _as_keys(
         from finegauge.formats.megatron_lm import recipe_of_command
 
         keys = {**keys, **recipe_of_command(named, options, loose)}
-    elif program in TRL.values():
-        adapts = any(key.startswith("peft_config.") for key in options)
-        plain = {programs.OF_CLASS.sub("", key): value for key, value in options.items()}
-        options = {_OF_OLD_TRL.get(key, key): value for key, value in plain.items()}
-        options |= {"use_peft": True} if adapts else {}
-    elif program.reader == "llama_recipes":  # --fsdp_config.pure_bf16, of the class of that name
-        options = {_OF_CONFIG.sub("", key): value for key, value in options.items()}
-        options = {key: value for key, value in options.items() if not key.startswith("dataset.")}
     elif program.renamed is not None:
         options = program.renamed(options)
     elif program.model and loose:
@@ -491,9 +484,6 @@ def _as_keys(
         from finegauge.formats.autotrain import of_options
 
         options = of_options(options)
-    elif named.endswith("unsloth-cli.py"):
-        given_ = {_OF_UNSLOTH.get(key, key): value for key, value in options.items()}
-        options = scripts.unsloth_keys({**_UNSLOTH_CLI, **given_}, adapts=True)
     return programs.in_full(options) if program.reader in ("trl", "trl:TRAINER") else options, keys
 
 

@@ -392,7 +392,7 @@ FORMAT = Format(
     },
     not_modelled="use_badam mixture_of_depths "
     "shift_attn use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules "
-    "label_smoothing_factor",
+    "label_smoothing_factor use_v1_kernels",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "dataset_dir", "max_samples"),
     lists_data=True,

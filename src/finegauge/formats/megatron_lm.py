@@ -32,27 +32,15 @@ from finegauge.run.rules import COMPARING, MODEL_DEGREES
 _SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 _HF_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 _SHAPE = (
-    *("ffn_hidden_size", "num_query_groups", "group_query_attention", "kv_channels", "swiglu", "vocab_size"),
-    *("untie_embeddings_and_output_weights", "position_embedding_type", "use_rotary_position_embeddings"),
-    *(
-        "normalization",
-        "add_qkv_bias",
-        "qk_layernorm",
-        "num_experts",
-        "moe_router_topk",
-        "moe_ffn_hidden_size",
-    ),
-    *("max_position_embeddings", "tokenizer_type", "tokenizer_model", "pad_vocab_size_to"),
-    "padded_vocab_size",
-    *("patch_tokenizer_type", "extra_vocab_size"),
+    "ffn_hidden_size num_query_groups group_query_attention kv_channels swiglu vocab_size extra_vocab_size "
+    "untie_embeddings_and_output_weights position_embedding_type use_rotary_position_embeddings "
+    "normalization add_qkv_bias qk_layernorm num_experts moe_router_topk moe_ffn_hidden_size tokenizer_model "
+    "max_position_embeddings tokenizer_type patch_tokenizer_type pad_vocab_size_to padded_vocab_size"
 )
 _OTHER_MODELS = (
-    "multi_latent_attention",
-    "moe_shared_expert_intermediate_size",
-    "hybrid_override_pattern",
-    "spec",
+    *("multi_latent_attention", "moe_shared_expert_intermediate_size", "hybrid_override_pattern", "spec"),
 )
-_DEGREES = {
+DEGREES = {
     "tensor_model_parallel_size": "tensor_parallel",
     "pipeline_model_parallel_size": "pipeline_parallel",
     "context_parallel_size": "context_parallel",
@@ -453,7 +441,7 @@ def _read_parallelism(reading: Reading) -> None:
         )
         if nodes > 1:
             reading.set("num_nodes", nodes, "num_nodes")
-    read_degrees(reading, _DEGREES)
+    read_degrees(reading, DEGREES)
     reading.set("expert_tensor_parallel", _stated(reading, _EXPERT_TENSOR), _EXPERT_TENSOR)
     _need_experts_ranks(reading)
     if reading.flag("sequence_parallel") and "tensor_parallel" in reading.fields:
@@ -528,8 +516,8 @@ def _read_layout(reading: Reading, layout: str, stages: int) -> None:
         reading.set(field, layers or None, _LAYOUT)
 
 
-_MODEL = Row(
-    f"model recipe_model recipe_degrees num_moe_experts {' '.join((*_SIZES, *_SHAPE, *_OTHER_MODELS))}",
+MODEL = Row(
+    f"model recipe_model recipe_degrees num_moe_experts {_SHAPE} {' '.join((*_SIZES, *_OTHER_MODELS))}",
     _read_model,
 )
 METHOD = Row(
@@ -543,7 +531,7 @@ METHOD = Row(
 MICRO_BATCH = key("micro_batch_size", "micro_batch_size", 1)
 ITERATIONS = key("train_iters", "max_steps", older="max_steps")
 PARALLELISM = Row(
-    f"num_nodes num_gpus_per_node devices {' '.join((*_DEGREES, _EXPERT_TENSOR, *_FSDP, *_ZERO, *_CHUNKS))} "
+    f"num_nodes num_gpus_per_node devices {' '.join((*DEGREES, _EXPERT_TENSOR, *_FSDP, *_ZERO, *_CHUNKS))} "
     "sequence_parallel "
     "virtual_pipeline_model_parallel_size tp_comm_overlap use_distributed_optimizer "
     "overlap_moe_expert_parallel_comm account_for_embedding_in_pipeline_split "
@@ -554,21 +542,12 @@ PARALLELISM = Row(
     _read_parallelism,
 )
 OPTIMIZER = key("optimizer", "optimizer", "adamw", more={"adam": "adamw"})
+_FUSED = {"flash": "flash", "fused": "flash", "auto": "flash", "unfused": "eager", "local": "eager"}
 ATTENTION = key(
     "attention_backend",
     "attention",
     "flash",
-    more={
-        f"{of}{word}": kernel
-        for of in ("", "attnbackend.")
-        for word, kernel in (
-            ("flash", "flash"),
-            ("fused", "flash"),
-            ("auto", "flash"),
-            ("unfused", "eager"),
-            ("local", "eager"),
-        )
-    },
+    more=_FUSED | {f"attnbackend.{k}": v for k, v in _FUSED.items()},
 )
 KERNELS = fixed(
     **{"kernels": ["megatron"], "optimizer_implementation": "fused"},
@@ -576,7 +555,7 @@ KERNELS = fixed(
 )
 _ROWS = (
     Row("moe_grouped_gemm moe_token_dispatcher_type make_vocab_size_divisible_by", lambda _: None),
-    *(_MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
+    *(MODEL, METHOD, key("seq_length", "seq_len", 2048), MICRO_BATCH, ITERATIONS, PARALLELISM, OPTIMIZER),
     *(
         ATTENTION,
         KERNELS,

@@ -12,6 +12,7 @@ of rank 8, alpha 32 on all linear layers; attention computed anew in the backwar
 optimizer; samples side by side without padding; the checkpoint's format.
 """
 
+import re
 from collections.abc import Mapping
 from math import ceil
 from typing import Any
@@ -62,12 +63,8 @@ _ATTENTION = {"sdpa": "sdpa", "flash": "flash_attn", "eager": "eager"}
 _OVER_LENGTH = {"delete": "drop", "raise": "drop", "left": "truncate", "right": "truncate"}
 _TRUNCATION = {"drop": "delete", "truncate": "right", "split": "split"}
 _BUILT_IN = {  # (sharding, cpu_offload) of the names that `deepspeed` may have in place of a file
-    "zero0": ("none", "none"),
-    "zero1": ("zero1", "none"),
-    "zero2": ("zero2", "none"),
-    "zero3": ("zero3", "none"),
-    "zero2_offload": ("zero2", "optimizer"),
-    "zero3_offload": ("zero3", "all"),
+    **{"zero0": ("none", "none"), **{name: (name, "none") for name in ("zero1", "zero2", "zero3")}},
+    **{"zero2_offload": ("zero2", "optimizer"), "zero3_offload": ("zero3", "all")},
 }
 _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": "hybrid_shard"}
 _UNASKED_OF_MEGATRON = {
@@ -80,7 +77,8 @@ _UNASKED_OF_MEGATRON = {
 }
 _CONVERTED = ("load", "mcore_model")  # folders of weights that were converted: Qwen3-8B-mcore
 _OF_MEGATRON = {"lora_rank": "peft_dim", "lora_alpha": "peft_alpha", "lora_dropout": "peft_dropout",
-            "max_epochs": "num_train_epochs", "target_modules": "peft_target_modules"}  # fmt: skip
+            "max_epochs": "num_train_epochs", "target_modules": "peft_target_modules",
+            "eval_interval": "eval_steps", "save_interval": "save_steps"}  # fmt: skip
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +115,8 @@ def _of_megatron(keys: Mapping[str, Any]) -> dict[str, Any]:
     converted = next((found.pop(name) for name in _CONVERTED if found.get(name)), None)
     if converted is not None:
         found.setdefault("model", str(converted).rstrip("/").rpartition("/")[2].removesuffix("-mcore"))
+    if "model" in found:  # which Megatron reads into weights of its own
+        found["model"] = re.sub(r"(?i)-fp8$", "", str(found["model"]))
     tuner = next((str(found.pop(name)) for name in TUNERS if name in found), "full")
     found["peft_scheme"] = "none" if tuner == "full" else tuner
     if tuner == "lora":
@@ -400,7 +400,7 @@ MEGATRON = Format(
         Row("streaming moe_grouped_gemm finetune", lambda _: None),
         *(megatron_lm.METHOD, megatron_lm.MICRO_BATCH, megatron_lm.ITERATIONS, megatron_lm.PARALLELISM),
         *(megatron_lm.OPTIMIZER, megatron_lm.ATTENTION, megatron_lm.KERNELS),
-        *(trainer_keys.epochs_row(), PACKING, LENGTH, GENERATION, DATA, FREEZING),
+        *(trainer_keys.epochs_row(), PACKING, LENGTH, GENERATION, DATA, FREEZING, trainer_keys.DURATION),
     ),
     model_key="model",
     not_modelled="freeze_parameters freeze_parameters_ratio freeze_parameters_regex "

@@ -7,16 +7,11 @@ file itself states; steps, not epochs, end a run.
 """
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import megatron_lm, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
 from finegauge.run.field import names, whole
 
-_DEGREES = {
-    "model.tensor_model_parallel_size": "tensor_parallel",
-    "model.pipeline_model_parallel_size": "pipeline_parallel",
-    "model.context_parallel_size": "context_parallel",
-    "model.expert_model_parallel_size": "expert_parallel",
-}
+_DEGREES = {f"model.{name}": field for name, field in megatron_lm.DEGREES.items()}
 _MODEL, _GRANULARITY = "model.restore_from_path", "model.activations_checkpoint_granularity"
 _METHOD, _NUM_LAYERS = "model.activations_checkpoint_method", "model.activations_checkpoint_num_layers"
 _MODULES = "model.recompute_modules"

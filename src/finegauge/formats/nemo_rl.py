@@ -10,7 +10,7 @@ a step.
 """
 
 from finegauge.errors import FieldError
-from finegauge.formats import trainer_keys
+from finegauge.formats import megatron_lm, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, model_key, read_degrees
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import number, whole
@@ -22,12 +22,11 @@ _DEGREES = {
     "policy.dtensor_cfg.context_parallel_size": "context_parallel",
 }
 _MEGATRON = {
-    "policy.megatron_cfg.tensor_model_parallel_size": "tensor_parallel",
-    "policy.megatron_cfg.pipeline_model_parallel_size": "pipeline_parallel",
-    "policy.megatron_cfg.context_parallel_size": "context_parallel",
-    "policy.megatron_cfg.expert_model_parallel_size": "expert_parallel",
-    "policy.megatron_cfg.num_layers_in_first_pipeline_stage": "first_stage_layers",
-    "policy.megatron_cfg.num_layers_in_last_pipeline_stage": "last_stage_layers",
+    **{f"policy.megatron_cfg.{key}": field for key, field in megatron_lm.DEGREES.items()},
+    **{
+        f"policy.megatron_cfg.num_layers_in_{end}_pipeline_stage": f"{end}_stage_layers"
+        for end in ("first", "last")
+    },
 }
 PROMPT = 512  # tokens, where nothing says
 _GENERATION = "policy.generation"
@@ -37,6 +36,9 @@ _FP8 = "policy.megatron_cfg.fp8_cfg"
 _SEQUENCES = ("policy.megatron_cfg.sequence_parallel", "policy.dtensor_cfg.sequence_parallel")
 _KINDS = ("policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled")
 _LORAS = ("policy.megatron_cfg.peft", "policy.dtensor_cfg.lora_cfg")
+_PENALTY = "loss_fn.reference_policy_kl_penalty"
+_DATA = ("data.train.dataset_name", "data.dataset_name", "data.train.data_path", "data.train_data_path")
+_EVALUATIONS = ("val_period", "val_batches", "val_global_batch_size", "val_micro_batch_size")
 _ANSWERS = (
     "grpo.num_generations_per_prompt",
     "grpo.num_prompts_per_step",
@@ -103,9 +105,8 @@ def _read_engine(reading: Reading) -> None:
     ahead = "grpo.async_grpo.max_trajectory_age_steps"
     if reading.flag("grpo.async_grpo.enabled"):
         reading.set("off_policy_steps", reading.get(ahead, 1), "grpo.async_grpo.enabled", ahead)
-    penalty = "loss_fn.reference_policy_kl_penalty"
-    if number(-1e9, 1e9)(penalty, reading.get(penalty, 0.01)) == 0:
-        reading.set("reference_model", "none", penalty)
+    if number(-1e9, 1e9)(_PENALTY, reading.get(_PENALTY, 0.01)) == 0:
+        reading.set("reference_model", "none", _PENALTY)
 
 
 def _read_model(reading: Reading) -> None:
@@ -177,48 +178,50 @@ def _read_batch(reading: Reading) -> None:
     for phase in _PHASES:
         for name, field in (("max_num_steps", "max_steps"), ("max_num_epochs", "epochs")):
             reading.take(field, f"{phase}.{name}")
+        _read_evaluation(reading, phase)
+    trainer_keys.read_dataset(reading, reading.first(_DATA), *_DATA)
 
 
+def _read_evaluation(reading: Reading, phase: str) -> None:
+    """Read the evaluations, each of so many batches; those that generate are said."""
+    if _PHASES[phase] == "grpo":
+        reading.not_modelled("grpo.val_period")
+    elif reading.whole(f"{phase}.val_period", 0, 10**9, 0) and reading.stated(f"{phase}.val_batches"):
+        reading.take("eval_steps", f"{phase}.val_period")
+        reading.take("eval_batch_size", f"{phase}.val_micro_batch_size")
+        batch, batches = (
+            reading.whole(f"{phase}.val_{one}", 1, 10**7) for one in ("global_batch_size", "batches")
+        )
+        reading.set("eval_samples", batch * batches, f"{phase}.val_batches", f"{phase}.val_global_batch_size")
+
+
+_OF_LORA = [f"{lora}.{name}" for lora in _LORAS for name in ("enabled", "dim", "alpha", "dropout")]
+_OF_POLICY = (
+    *(f"policy.{name}.activation_checkpointing" for name in ("dtensor_cfg", "megatron_cfg")),
+    *("policy.precision", "policy.dtensor_cfg.cpu_offload", f"{_FP8}.enabled", f"{_FP8}.fp8_recipe"),
+    *("policy.sequence_packing.enabled", "policy.dynamic_batching.enabled"),
+)
+_OF_GENERATION = (
+    *(f"{_COLOCATED}.{name}" for name in ("enabled", "resources.num_nodes", "resources.gpus_per_node")),
+    *(f"{_GENERATION}.vllm_cfg.{name}" for name in _OF_ENGINE),
+    *(
+        f"{_GENERATION}.{name}"
+        for name in ("backend", "vllm_kwargs.max_num_seqs", "vllm_kwargs.max_num_batched_tokens")
+    ),
+    *("grpo.async_grpo.enabled", "grpo.async_grpo.max_trajectory_age_steps"),
+)
+_OF_STEPS = (
+    *("policy.max_total_sequence_length", "policy.train_micro_batch_size", "policy.train_global_batch_size"),
+    *("policy.sequence_packing.train_mb_tokens", "policy.dynamic_batching.train_mb_tokens"),
+    *(f"{phase}.{name}" for phase in _PHASES for name in ("max_num_steps", "max_num_epochs", *_EVALUATIONS)),
+)
 FORMAT = Format(
     "NeMo-RL",
     (
         model_key(_MODEL)._replace(write=None),
         Row("cluster.gpus_per_node cluster.num_nodes", _read_phase),
-        Row(
-            " ".join(
-                (
-                    *_KINDS,
-                    *_DEGREES,
-                    *_MEGATRON,
-                    "policy.precision",
-                    *_SEQUENCES,
-                    "policy.dtensor_cfg.cpu_offload",
-                    "policy.dtensor_cfg.activation_checkpointing",
-                    "policy.megatron_cfg.activation_checkpointing",
-                    *(f"{lora}.{name}" for lora in _LORAS for name in ("enabled", "dim", "alpha", "dropout")),
-                    "policy.sequence_packing.enabled policy.dynamic_batching.enabled",
-                    f"{_FP8}.enabled {_FP8}.fp8_recipe",
-                )
-            ),
-            _read_model,
-        ),
-        Row(
-            " ".join(
-                (
-                    "policy.max_total_sequence_length policy.train_micro_batch_size",
-                    "policy.train_global_batch_size defaults loss_fn.reference_policy_kl_penalty",
-                    "grpo.async_grpo.enabled grpo.async_grpo.max_trajectory_age_steps",
-                    f"{_COLOCATED}.enabled {_COLOCATED}.resources.num_nodes",
-                    f"{_COLOCATED}.resources.gpus_per_node {_GENERATION}.backend",
-                    *(f"{_GENERATION}.vllm_cfg.{name}" for name in _OF_ENGINE),
-                    *(f"{_GENERATION}.vllm_kwargs.max_num_{name}" for name in ("seqs", "batched_tokens")),
-                    "policy.sequence_packing.train_mb_tokens policy.dynamic_batching.train_mb_tokens",
-                    *_ANSWERS,
-                    *(f"{phase}.{name}" for phase in _PHASES for name in ("max_num_steps", "max_num_epochs")),
-                )
-            ),
-            _read_batch,
-        ),
+        Row(" ".join((*_KINDS, *_DEGREES, *_MEGATRON, *_SEQUENCES, *_OF_LORA, *_OF_POLICY)), _read_model),
+        Row(f"defaults {_PENALTY} {' '.join((*_OF_GENERATION, *_ANSWERS, *_OF_STEPS, *_DATA))}", _read_batch),
         fixed(attention="flash", optimizer="adamw", loss="full_logits", checkpointing_reentrant=False),
     ),
     model_key=_MODEL,

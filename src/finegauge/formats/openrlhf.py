@@ -47,14 +47,16 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         key: value for key, value in keys.items() if not isinstance(value, Mapping) or key == "finegauge"
     }
-    inside = {key: value for key, value in keys.items() if key not in found}
-    if not inside:
-        return found
-    for path, value in dotted(inside).items():
+    inside = dotted({key: value for key, value in keys.items() if key not in found})
+    if "model_name_or_path" in found:  # a group's, without the group
+        found.setdefault("pretrain", found.pop("model_name_or_path"))
+    for path, value in inside.items():
         group, last = path.partition(".")[0], path.rpartition(".")[2]
         usual = f"{group}_{last}" if group in _WITH_GROUP else last
         found[_GROUPED.get(path, usual)] = value
-    if found.get("trainer") in ("ppo", "ppo_ray"):
+    if any(path.startswith("fsdp.") for path in inside):  # in place of DeepSpeed
+        found["fsdp"] = True
+    if inside and found.get("trainer") in ("ppo", "ppo_ray"):
         found = {"micro_train_batch_size": 1, "max_len": 2048, **found}
         found["generate_max_len"] = found.get("generate_max_len") or found["max_len"]
         found["n_samples_per_prompt"] = found.get("n_samples_per_prompt", 1)
@@ -148,7 +150,8 @@ def _read_method(reading: Reading) -> None:
 
 def _read_parallelism(reading: Reading) -> None:
     stage = reading.whole("zero_stage", 2, 3, 0)
-    reading.set("sharding", ("none", "zero1", "zero2", "zero3")[int(stage)], "zero_stage")
+    zero = ("none", "zero1", "zero2", "zero3")[int(stage)]
+    reading.set("sharding", "fsdp" if reading.flag("fsdp") else zero, "zero_stage", "fsdp")
     reading.set("cpu_offload", "optimizer" if reading.flag("adam_offload") else "none", "adam_offload")
     ring = reading.whole("ring_attn_size", 1, 10**4)
     if ring > 1:
@@ -203,7 +206,7 @@ FORMAT = Format(
         ),
         Row(f"{_ADAPTERS.keys} load_in_4bit bf16 param_dtype", _read_method),
         Row(
-            "zero_stage adam_offload ring_attn_size actor_num_nodes actor_num_gpus_per_node "
+            "zero_stage fsdp adam_offload ring_attn_size actor_num_nodes actor_num_gpus_per_node "
             "ref_num_gpus_per_node critic_num_gpus_per_node reward_num_gpus_per_node "
             "micro_train_batch_size train_batch_size",
             _read_parallelism,

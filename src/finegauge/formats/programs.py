@@ -56,6 +56,21 @@ _LLAVA_LORA: Mapping[str, Any] = {
     **{"use_peft": True, "lora_r": 64, "lora_alpha": 16, "lora_dropout": 0.05},
     **{"lora_target_modules": "all-linear"},
 }
+_OF_UNSLOTH_CLI = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
+_UNSLOTH_CLI: Mapping[str, Any] = {
+    **{
+        "model_name_or_path": "unsloth/llama-3-8b",
+        "load_in_4bit": False,
+        "dataset_name": "yahma/alpaca-cleaned",
+    },
+    **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"},
+    **{"max_seq_length": 2048, "max_steps": 400, "lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
+}
+_OF_OLD_TRL = {
+    **dict.fromkeys(("model_name", "base_model_name"), "model_name_or_path"),  # of TRL 0.7's scripts
+    **{"seq_length": "max_seq_length", "r": "lora_r", "target_modules": "lora_target_modules"},
+}
+_OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_config)\.")
 _OF_SWIFT = {"train_type", "tuner_type", "sft_type", "rlhf_type", "template", "torch_dtype"}
 _YES = ("true", "1", "yes")
 _OF_MEGATRON = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"}
@@ -85,6 +100,7 @@ _OTHERWISE = {
         "gradient_accumulation_steps": "gradient_accumulation accumulation_steps grad_accum_steps "
         "grad_accumulation_steps grad_accum grad_acc_steps accum_steps accum accumulate",
         "lora_r": "lora_rank lora_dim r rank",
+        "gradient_checkpointing": "use_gradient_checkpointing grad_checkpointing",
         "deepspeed": "deepspeed_config ds_config ds_file deepspeed_file",
     }.items()
     for word in words.split()
@@ -230,11 +246,6 @@ def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
 
 def reader_of(keys: Mapping[str, Any], named: str) -> str:
     """Return which module reads the options of a script that is not there; "" where they do not tell."""
-    if {"hf_checkpoint", "rollout_batch_size"} <= {*keys}:
-        raise FileFormatError(
-            f"{named} has slime's options (--hf-checkpoint, --rollout-batch-size), which are not read; state "
-            "the run in FineGauge's own fields, such as phase=grpo and model."
-        )
     if _is_plain_trainer(keys, named):
         return "trl:TRAINER"
     reader = recognise(keys)
@@ -251,7 +262,28 @@ def _of_unsloth(options: Mapping[str, Any]) -> dict[str, Any]:
     return {inside.get(name, name): value for name, value in options.items()}
 
 
-TRL = {word: Program("trl", {"trainer": word}, all_gpus=True) for word in (
+def _of_unsloth_cli(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of unsloth-cli.py, and what it does unasked, in the sections of Unsloth's file."""
+    from finegauge.formats.scripts import unsloth_keys
+
+    given = {_OF_UNSLOTH_CLI.get(key, key): value for key, value in options.items()}
+    return unsloth_keys({**_UNSLOTH_CLI, **given}, adapts=True)
+
+
+def _of_old_trl(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of TRL's scripts, by the names of any release."""
+    plain = {OF_CLASS.sub("", key): value for key, value in options.items()}
+    adapts = {"use_peft": True} if any(key.startswith("peft_config.") for key in options) else {}
+    return {_OF_OLD_TRL.get(key, key): value for key, value in plain.items()} | adapts
+
+
+def _of_llama_recipes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of llama-recipes without the class that they are of: --fsdp_config.pure_bf16."""
+    plain = {_OF_CONFIG.sub("", key): value for key, value in options.items()}
+    return {key: value for key, value in plain.items() if not key.startswith("dataset.")}
+
+
+TRL = {word: Program("trl", {"trainer": word}, all_gpus=True, renamed=_of_old_trl) for word in (
     "sft", "dpo", "grpo", "reward", "kto", "rloo")}  # fmt: skip
 _TORCHTUNE = Program("torchtune", hydra=True)
 _SWIFT = {"sft": Program("ms_swift"), "pt": Program("ms_swift", {"tuner_type": "full", "rlhf_type": "pt"}),
@@ -314,10 +346,11 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
      Program("megatron_lm:NEMO", hydra=True)),
     (r"(.*/)?pretrain_(gpt|mamba|llama\w*|mixtral\w*|qwen\w*|deepseek\w*)\.py", Program("megatron_lm")),
     (r"(.*/)?recipes/\w+_(single_device|distributed)\.py", _TORCHTUNE),
-    (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py", Program("llama_recipes")),
+    (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py",
+     Program("llama_recipes", renamed=_of_llama_recipes)),
     (r"(.*/)?megatron_gpt_(finetuning|peft_tuning|sft)\.py", Program("nemo_1", hydra=True)),
     (r"nemo_automodel\.cli\.app", Program("nemo_automodel", hydra=True)),
-    (r"(.*/)?unsloth-cli\.py", Program("unsloth")),
+    (r"(.*/)?unsloth-cli\.py", Program("unsloth", renamed=_of_unsloth_cli)),
     (r"(.*/)?run_clm(_no_trainer)?\.py",
      Program("trl:TRAINER", {"packing": True, "packing_strategy": "wrapped"})),
     *((rf"(.*/)?{name}\.py", Program("trl:TRAINER", keys)) for name, keys in model_keys.EXAMPLES.items()),

@@ -27,7 +27,7 @@ _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     **{"int": int, "float": float, "str": str, "bool": bool, "Path": str}
 }
-_WORDS = ("split", "strip", "as_posix")
+_WORDS = ("get", "split", "strip", "as_posix")
 _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
 _HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "ParallelismConfig")
 _DECLARED = ("add_argument", "option", "Option")
@@ -544,8 +544,10 @@ class Values:
             return OPAQUE
 
     def _of_words(self, held: ast.expr, name: str, given: list[ast.expr]) -> Any:
-        """Return the words of a text, or the text without the spaces around it."""
+        """Return the words of a text, it without the spaces around it, or what a mapping has."""
         text, by = self.of(held), self.of(given[0]) if given else None
+        if isinstance(text, dict) and isinstance(by, str):
+            return self.of(text.get(by, (*given[1:], None)[0]))
         if name == "as_posix":
             return text
         if not isinstance(text, str) or not (by is None or (isinstance(by, str) and by)) or len(given) > 1:

@@ -5,7 +5,7 @@ They are calls whose arguments are the framework's own keys; read as text and ne
 
 import ast
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
@@ -13,6 +13,7 @@ from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 READER = "reader"  # the key under which a recipe says which module reads it
 _OF_NEMO = re.compile(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge")
 _CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "selective"}
+_SECTIONS = ("training", "parallelism", "optimizer", "compile", "activation_checkpoint", "validation")
 _MOST_DERIVED = 8  # configurations, each of another
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 
@@ -23,21 +24,32 @@ def recipe_in(
     """Return the keys of the recipe `wanted` with its reader, what the text computes, and warnings."""
     named = " ".join(modules.values())
     if _OF_NEMO.search(named):
-        recipe, computed = _of_nemo(nodes, values, modules)
-        return {**recipe, READER: "megatron_lm:NEMO"} if recipe else {}, computed, ()
+        recipe, computed, remark = _of_nemo(nodes, values, modules, wanted)
+        return {**recipe, READER: "megatron_lm:NEMO"} if recipe else {}, computed, remark
     if "torchtitan" not in named:
         return {}, set(), ()
     recipe, remark = _of_torchtitan(nodes, values, wanted)
     return {**recipe, READER: "torchtitan"} if recipe else {}, set(), remark
 
 
+def _several(what: str, found: Collection[str], name: str) -> tuple[str, ...]:
+    """Return the warning of a text that holds several, of which one is read."""
+    others = ", ".join(one for one in found if one != name)
+    said = f"It holds {len(found)} {what}, of which {name} is read, not {others[:200]}."
+    return (said,) if others else ()
+
+
 def _of_nemo(
-    nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]
-) -> tuple[dict[str, Any], set[str]]:
+    nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str], wanted: str
+) -> tuple[dict[str, Any], set[str], tuple[str, ...]]:
     """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes."""
     from finegauge.formats.megatron_lm import FORMAT, recipe_of
 
     stated, recipe = dict[str, Any](), dict[str, Any]()
+    makers = {one.name: one for one in nodes if isinstance(one, ast.FunctionDef) and recipe_of(one.name, "")}
+    asked = wanted if wanted in makers else next(iter(makers), "")
+    if makers:
+        nodes, recipe = [*ast.walk(makers[asked])], recipe_of(asked, "")
     for node in nodes:
         if isinstance(node, ast.Call):
             owner, name = callee(node.func)
@@ -67,9 +79,9 @@ def _of_nemo(
     told = {
         key: v for key, v in stated.items() if key in known and isinstance(v, str | int | float | list | None)
     }
-    return {**recipe, **told, **{key: recipe[key] for key in recipe.keys() & {"recipe_model"}}}, (
-        computed - {"model", "peft"} if recipe or "recipe_model" in stated else computed
-    )
+    known_already = {"model", "peft"} if recipe or "recipe_model" in stated else set[str]()
+    found = {**recipe, **told, **{key: recipe[key] for key in recipe.keys() & {"recipe_model"}}}
+    return found, computed - known_already, _several("recipes", makers, asked) if not wanted else ()
 
 
 def _is_its_own(given: ast.keyword) -> bool:
@@ -104,10 +116,8 @@ def _of_torchtitan(
     keys = found[name]
     if keys.get(_MODE, "selective") == "selective":
         keys.setdefault(_OPTION, "op")
-    others = ", ".join(one for one in found if one != name)
-    several = f"It holds {len(found)} configurations, of which {name} is read, not {others[:200]}."
     kept = {key: value for key, value in keys.items() if value is not OPAQUE}
-    return kept, (several,) if others and not wanted else ()
+    return kept, _several("configurations", found, name) if not wanted else ()
 
 
 def _configuration(
@@ -186,9 +196,12 @@ def _section(section: str, made: Any, function: str, values: Values) -> dict[str
         flavour = str(values.of(made.args[0])) if made.args else ""
         family = function.partition("_" + re.sub(r"\W", "_", flavour.lower()))[0]
         return {"model.flavor": flavour, "model.name": family.removeprefix("sft_")}
-    if section not in ("training", "parallelism", "optimizer", "compile", "activation_checkpoint"):
-        return {}
     owner, name = callee(made.func)
+    if section == "loss":
+        return {"loss.kind": "chunked" if owner.startswith("Chunked") else "full_logits"}
+    section = section.replace("validator", "validation")
+    if section not in _SECTIONS:
+        return {}
     found = {f"{section}.{key}": value for key, value in values.named(made).items()}
     found |= {_MODE: _CHECKPOINTS[owner]} if owner in _CHECKPOINTS else {}
     return found | ({"optimizer.early_step_in_backward": True} if "InBackward" in owner + name else {})

@@ -18,18 +18,15 @@ from finegauge.errors import shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
 from finegauge.formats.sheet import Sheet, dataset_name, dotted, known_model, repository, require
-from finegauge.run.field import names, whole
+from finegauge.run.field import names, number, whole
 from finegauge.run.rules import NARROW_RECIPES, RECIPE_ALIASES
 from finegauge.run.run import FIELDS, Run
 
 FILE = "torchtitan.toml"
 _REGISTRY = "config_registry.py"
-_DEGREES = {
-    f"parallelism.{name}_degree": name
-    for name in (
-        *("data_parallel_replicate", "tensor_parallel", "pipeline_parallel", "context_parallel"),
-        "expert_parallel",
-    )
+_DEGREES = {"parallelism.data_parallel_replicate_degree": "data_parallel_replicate"} | {
+    f"parallelism.{name}_parallel_degree": f"{name}_parallel"
+    for name in ("tensor", "pipeline", "context", "expert")
 }
 _EXPERT_TENSOR = "parallelism.expert_tensor_parallel_degree"  # 1 or that of tensor parallelism
 _SHARD, _RESHARD = "parallelism.data_parallel_shard_degree", "parallelism.fsdp_reshard_after_forward"
@@ -39,6 +36,7 @@ _OFFLOAD, _BATCH = "training.enable_cpu_offload", "training.global_batch_size"
 _PIECE = "parallelism.pipeline_parallel_microbatch_size"  # of a rank's batch, what a stage takes at once
 _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 _COMPILE = ("compile.enable", "training.compile")
+_VALIDATION = tuple(f"validation.{name}" for name in ("enable", "freq", "steps", "local_batch_size"))
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 _MODES = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "selective"}
 _SCHEDULES = {
@@ -51,6 +49,7 @@ _ENDS = {
     "parallelism.pipeline_parallel_last_stage_less_layers": "loss",
 }
 _LAYERS = "parallelism.pipeline_parallel_layers_per_stage"
+_OF_PARALLELISM = (*_DEGREES, *_ENDS, _EXPERT_TENSOR, _PIECE, _SHARD, _RESHARD, _SCHEDULE, _LAYERS)
 _CATALOGUE_NAME = {"llama3": "llama-3.1", "llama3_ft": "llama-3.1", "llama2": "llama-2", "gpt_oss": "gpt-oss"}
 _FLAVOURS = {
     **{"deepseek_v3-16b": "deepseek-v2-lite", "deepseek_v3-671b": "deepseek-v3"},
@@ -159,6 +158,20 @@ def _read_batch(reading: Reading) -> None:
         return
     sizes = ("training.local_batch_size", "training.batch_size")
     reading.set("micro_batch_size", reading.first(sizes, 8), *sizes)
+
+
+def _read_validation(reading: Reading) -> None:
+    """Read the evaluations, where so many steps of them are asked for rather than the whole set."""
+    if not reading.flag(_VALIDATION[0]):
+        return
+    steps = int(number(-1, 10**9)(_VALIDATION[2], reading.get(_VALIDATION[2], -1)))
+    if steps < 0:
+        reading.not_modelled(_VALIDATION[0])
+        return
+    batch = reading.whole(_VALIDATION[3], int(reading.fields["micro_batch_size"]), 10**6)
+    reading.take("eval_steps", _VALIDATION[1], 10)
+    reading.set("eval_samples", steps * batch * (_data_parallel(reading) or 1), *_VALIDATION[2:])
+    reading.set("eval_batch_size", batch, _VALIDATION[3])
 
 
 def _read_compile(reading: Reading) -> None:
@@ -369,6 +382,7 @@ FORMAT = Format(
     (
         Row("model.name model.flavor model.hf_assets_path model.tokenizer_path", _read_model, _model),
         fixed(method="full", phase="pretrain", packing=True, padding="max", attention="sdpa"),
+        key("loss.kind", "loss", writes=False),  # of its Python
         key("optimizer.name", "optimizer", "adamw", words={"adamw": "AdamW"}),
         Row(f"{_IMPLEMENTATION} {_IN_BACKWARD}", _read_implementation, _implementation),
         Row(f"{_FLOAT8} {_GATHERS} float8.enable_float8_linear", _read_float8, _float8),
@@ -386,27 +400,12 @@ FORMAT = Format(
         Row(
             f"{' '.join(_COMPILE)} compile.components", _read_compile, lambda run: {_COMPILE[0]: run.compile}
         ),
-        Row(
-            " ".join(
-                (
-                    *_DEGREES,
-                    *(_EXPERT_TENSOR, _PIECE),
-                    _SHARD,
-                    _RESHARD,
-                    _SCHEDULE,
-                    *_ENDS,
-                    _LAYERS,
-                    _OFFLOAD,
-                    _BATCH,
-                    _ASYNC,
-                )
-            ),
-            _read_parallelism,
-            _parallelism,
-        ),
+        Row(" ".join((*_OF_PARALLELISM, _OFFLOAD, _BATCH, _ASYNC)), _read_parallelism, _parallelism),
+        Row(" ".join(_VALIDATION), _read_validation),
     ),
     model_key="model.flavor",
-    not_modelled="parallelism.disable_loss_parallel validation.enable",
+    not_modelled="parallelism.disable_loss_parallel parallelism.module_fqns_per_model_part "
+    "parallelism.pipeline_parallel_split_points",
     lasting={"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
     data_keys=("training.dataset",),
     lists_data=True,

@@ -8,13 +8,19 @@ learn, and the policy's own likelihoods in a pass of their own; 30 epochs (SFT: 
 time, cut at 1,024, 4 epochs); one node of 8 GPUs.
 The estimator `gae` is PPO, all others are GRPO's passes. Weights and states that verl parks on the host
 between its phases (`param_offload`, `optimizer_offload`) are gone while answers are generated alone.
+
+slime's arguments (`train.py --hf-checkpoint ...`) are Megatron-LM's for the actor, and its own for SGLang and
+what lies between. What no argument says but it does (slime/utils/arguments.py of commit 002fa9d, read
+2026-11-28): 8 GPUs; bf16, the distributed optimizer; an engine for each GPU, on others unless `colocate` is
+stated; sequences side by side without padding; no reference model unless a KL term asks for it.
 """
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
-from finegauge.formats import rollout_keys, trainer_keys
+from finegauge.errors import FieldError
+from finegauge.formats import megatron_lm, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, model_key, read_degrees
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import number, whole
@@ -54,12 +60,7 @@ _PARKED = tuple(
 _DTYPES = (f"{_ACTOR}.fsdp_config.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
 _PARKED_REFERENCE = "actor_rollout_ref.ref.fsdp_config.param_offload"
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
-_MEGATRON = {
-    f"{_ACTOR}.megatron.tensor_model_parallel_size": "tensor_parallel",
-    f"{_ACTOR}.megatron.pipeline_model_parallel_size": "pipeline_parallel",
-    f"{_ACTOR}.megatron.context_parallel_size": "context_parallel",
-    f"{_ACTOR}.megatron.expert_model_parallel_size": "expert_parallel",
-}
+_MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
 _RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
 
@@ -193,16 +194,23 @@ def _read_lengths(reading: Reading) -> None:
     if older is not None and not dynamic:
         micro = max(1, int(whole(1, 10**8)("ppo_micro_batch_size", older)) // ranks)
     stated = micro if dynamic else reading.first(_MICRO, micro)
-    size = min(int(whole(1, 10**6)("micro_batch_size", stated)), ceil(sequences / ranks))
-    steps = max(1, ceil(sequences / ranks / size))
-    group = reading.fields.get("num_generations", 1)
-    if size * steps % int(group):  # a prompt's answers lie on several ranks
-        steps = max(1, round(size * steps / int(group))) * int(group) if size % int(group) else steps
-    reading.set("micro_batch_size", size, *_MICRO, *_MICRO_OF_ALL)
-    of_step = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
-    reading.set("gradient_accumulation_steps", steps, *of_step)
+    reading.set("micro_batch_size", stated, *_MICRO, *_MICRO_OF_ALL)
+    _divide(reading, sequences, f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size")
     reading.take("epochs", "trainer.total_epochs", 4 if reading.fields["phase"] == "sft" else 30)
     reading.take("max_steps", "trainer.total_training_steps")
+
+
+def _divide(reading: Reading, sequences: float, *keys: str) -> None:
+    """Divide the sequences of an optimizer step among ranks and micro-batches, of whole groups of answers."""
+    ranks = reading.data_ranks(reading.launched_gpus) or 1
+    micro = int(whole(1, 10**6)("micro_batch_size", reading.fields["micro_batch_size"]))
+    size = min(micro, ceil(sequences / ranks))
+    steps = max(1, ceil(sequences / ranks / size))
+    group = int(reading.fields.get("num_generations", 1))
+    if size * steps % group:  # a prompt's answers lie on several ranks
+        steps = max(1, round(size * steps / group)) * group if size % group else steps
+    reading.set("micro_batch_size", size)
+    reading.set("gradient_accumulation_steps", steps, *keys)
 
 
 def _batches_of_stream(reading: Reading, key: str) -> int:
@@ -254,44 +262,32 @@ def _read_engine(reading: Reading) -> None:
             reading.warn(f"{key} is not modelled: the engine is taken as without it.")
 
 
+_OF_MODEL = [
+    f"{stem}.{name}"
+    for stem in (_MODEL, "model")
+    for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
+]
+_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, f"{_ACTOR}.strategy", _RESHARD)
+_OF_ROLLOUT = [
+    f"{_ROLLOUT}.{name}" for name in ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
+]
+_OF_UPDATES = (
+    *(f"{_ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
+    *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM),
+    *(*_REFERENCE, _PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
+)
 FORMAT = Format(
     "verl",
     (
         model_key(*_PATHS)._replace(write=None),
         Row("algorithm.adv_estimator trainer.n_gpus_per_node trainer.nnodes", _read_phase),
         Row(
-            " ".join(
-                (
-                    *(
-                        f"{stem}.{name}"
-                        for stem in (_MODEL, "model")
-                        for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
-                    ),
-                    *(*_CHECKPOINTING, *_RECOMPUTE, _OFFLOADED),
-                    *_ULYSSES,
-                    *_JOINED,
-                    *_MEGATRON,
-                    f"{_ACTOR}.strategy",
-                    *(*_DTYPES, *_OPTIMIZER, _RESHARD),
-                )
-            ),
+            " ".join((*_OF_MODEL, *_CHECKPOINTING, *_RECOMPUTE, *_OF_ACTOR, *_DTYPES, *_OPTIMIZER)),
             _read_method,
         ),
         Row(
-            " ".join(
-                (
-                    "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size",
-                    f"{_ROLLOUT}.n {_ROLLOUT}.name {_ACTOR}.ppo_mini_batch_size {_ACTOR}.ppo_epochs",
-                    *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE),
-                    *(f"{_ROLLOUT}.{name}" for name in (*_OF_ENGINE, "free_cache_engine", "quantization")),
-                    *(*_PARKED, *_OWN_GPUS, *_STREAM),
-                    *_REFERENCE,
-                    _PARKED_REFERENCE,
-                    *_MICRO,
-                    *_MICRO_OF_ALL,
-                    f"{_ACTOR}.ppo_max_token_len_per_gpu trainer.total_epochs trainer.total_training_steps",
-                )
-            ),
+            "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size "
+            f"trainer.total_epochs trainer.total_training_steps {' '.join((*_OF_ROLLOUT, *_OF_UPDATES))}",
             _read_lengths,
         ),
         trainer_keys.dataset_row("data.train_files"),
@@ -302,4 +298,90 @@ FORMAT = Format(
     adapt=_adapt,
     not_modelled="model.fsdp_config.cpu_offload trainer.test_freq "
     f"{_ACTOR}.entropy_from_logits_with_chunking {_ACTOR}.entropy_checkpointing",
+)
+
+
+def _of_slime(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return slime's arguments with what it does unasked; Megatron's sizes say what its checkpoint does."""
+    sizes = {*megatron_lm.MODEL.keys.split()}
+    found = {key: value for key, value in keys.items() if key not in sizes}
+    found["step_batch"] = found.pop("global_batch_size", None)
+    nodes, each = (found.get(f"actor_num_{name}") for name in ("nodes", "gpus_per_node"))
+    return {"bf16": True, "num_nodes": nodes or 1, "num_gpus_per_node": each or 8, **found}
+
+
+def _read_slime(reading: Reading) -> None:
+    """Read what is learnt, lengths and batches."""
+    if reading.text("train_backend", "megatron") != "megatron":
+        raise FieldError("slime's train_backend=fsdp is not read; state the run in FineGauge's own fields.")
+    tunes = reading.text("loss_type") == "sft_loss"
+    phase = "sft" if tunes else "ppo" if reading.text("advantage_estimator", "grpo") == "ppo" else "grpo"
+    reading.set("phase", phase, "loss_type", "advantage_estimator")
+    sequences = prod(reading.whole(key, 1, 10**8) for key in ("rollout_batch_size", "n_samples_per_prompt"))
+    batch = reading.whole("step_batch", sequences // reading.whole("num_steps_per_rollout", 1), 10**9)
+    tokens = reading.whole("max_tokens_per_gpu", 0, 10**9, 0) if reading.flag("use_dynamic_batch_size") else 0
+    tokens *= reading.whole("context_parallel_size", 1, 10**4)
+    if tunes:
+        if not tokens:
+            reading.warn("Nothing cuts samples: state seq_len=… of the longest.")
+        reading.set("seq_len", tokens or None, "max_tokens_per_gpu")
+    else:
+        _read_answers(reading, phase)
+        reading.set("num_mini_batches", max(1, round(sequences / batch)), "rollout_batch_size", "step_batch")
+    length = int(whole(1, 10**9)("seq_len", reading.fields.get("seq_len") or 1))
+    micro = max(1, tokens // length) if tokens else reading.get("micro_batch_size", 1)
+    reading.set("micro_batch_size", micro, "max_tokens_per_gpu", "micro_batch_size")
+    reading.set("packing", bool(tokens), "use_dynamic_batch_size")
+    _divide(reading, min(batch, sequences), "step_batch", "num_steps_per_rollout")
+    reading.take("max_steps", "num_rollout")
+    reading.take("epochs", "num_epoch")
+
+
+def _read_answers(reading: Reading, phase: str) -> None:
+    """Read what SGLang's engines write, and where."""
+    prompt, answer, both = (f"rollout_max_{name}_len" for name in ("prompt", "response", "context"))
+    if not reading.stated(prompt):
+        reading.warn(f"{prompt} is unstated: prompts are taken as 512 tokens long; seq_len=… says another.")
+    written, most = reading.whole(answer, 1024, 10**7), reading.whole(both, 10**8, 10**8)
+    reading.set("seq_len", min(most, written + reading.whole(prompt, 512, 10**7)), prompt, answer, both)
+    reading.set("max_new_tokens", min(written, most - 1), answer)
+    answers, degree = "n_samples_per_prompt", "rollout_num_gpus_per_engine"
+    if phase == "grpo":
+        reading.set("num_generations", max(2, reading.whole(answers, 1, 4096)), answers)
+    if not (reading.flag("use_kl_loss") or number(-1e9, 1e9)("kl_coef", reading.get("kl_coef", 0.0))):
+        reading.set("reference_model", "none", "use_kl_loss", "kl_coef")
+    shared, gpus = reading.flag("colocate"), reading.whole("rollout_num_gpus", reading.launched_gpus, 10**6)
+    reading.set("inference_engine", "sglang")
+    reading.take("gpu_memory_utilization", "sglang_mem_fraction_static")
+    reading.take("rollout_tensor_parallel", degree, 1)
+    reading.set("rollout_gpus", 0 if shared else gpus, "rollout_num_gpus", "colocate")
+    reading.set("rollout_sleep", 2 if shared else 0, "colocate")
+    reading.set("rollout_offload", "all" if shared else "none", "colocate")
+    reading.set("old_log_probs", not reading.flag("use_rollout_logprobs"), "use_rollout_logprobs")
+    reading.set("off_policy_steps", int(reading.flag("asynchronous") and not shared))
+
+
+SLIME = Format(
+    "slime",
+    (
+        model_key("hf_checkpoint")._replace(write=None),
+        *(megatron_lm.METHOD, megatron_lm.PARALLELISM, megatron_lm.OPTIMIZER, megatron_lm.ATTENTION),
+        megatron_lm.KERNELS,
+        Row(
+            "train_backend loss_type advantage_estimator rollout_batch_size n_samples_per_prompt step_batch "
+            "num_steps_per_rollout use_dynamic_batch_size max_tokens_per_gpu micro_batch_size num_rollout "
+            "num_epoch rollout_max_prompt_len rollout_max_response_len rollout_max_context_len use_kl_loss "
+            "kl_coef colocate sglang_mem_fraction_static rollout_num_gpus_per_engine rollout_num_gpus "
+            "use_rollout_logprobs actor_num_nodes actor_num_gpus_per_node asynchronous",
+            _read_slime,
+        ),
+        trainer_keys.dataset_row("prompt_data"),
+        fixed(padding="free"),
+    ),
+    model_key="hf_checkpoint",
+    lists_its_keys=False,
+    adapt=_of_slime,
+    not_modelled="optimizer_offload_fraction eval_interval mtp_num_layers enable_mtp_training use_opd "
+    "only_train_params_name_list freeze_params_name_list partial_rollout "
+    "over_sampling_batch_size release_train",
 )

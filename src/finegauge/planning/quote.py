@@ -19,7 +19,7 @@ from finegauge.catalogue.gpus import gpu
 from finegauge.catalogue.models import model
 from finegauge.catalogue.offers import Offer, grid, holding, managed_prices, offers, stale_warning
 from finegauge.catalogue.offers import pue as site_overhead
-from finegauge.data.batch_shape import BatchShape, shape
+from finegauge.data.batch_shape import epochs_of, shape, times_of
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.time import board_power
 from finegauge.profile import Breakdown, Profile
@@ -168,13 +168,6 @@ def quote(run: Run, profile: Profile | None = None, *, prices: Iterable[Offer] |
     )
 
 
-def epochs_of(run: Run, batch: BatchShape) -> float:
-    """Return how often the run goes through its data; `epochs` unless `max_steps` ends it before."""
-    if batch.steps_per_epoch and batch.steps_total:
-        return batch.steps_total / batch.steps_per_epoch
-    return run.epochs
-
-
 def _step_quantities(run: Run, profile: Profile) -> StepQuantities:
     at_update = profile.phase_memory_bytes.under("optimizer")  # the phase that holds all gradients
     held = at_update if at_update.parts else profile.device_memory_bytes
@@ -207,20 +200,15 @@ def run_totals(
     wall = Breakdown.of(
         startup=run.startup_s,
         steps=num_steps * step.step_s,
-        evaluation=_times(run.eval_steps, num_steps, num_epochs) * run.eval_samples * step.sequence_forward_s,
-        saves=_times(run.save_steps, num_steps, num_epochs * run.saves_per_epoch)
+        evaluation=times_of(run.eval_steps, num_steps, num_epochs)
+        * run.eval_samples
+        * step.sequence_forward_s,
+        saves=times_of(run.save_steps, num_steps, num_epochs * run.saves_per_epoch)
         * step.checkpoint_bytes
         / SAVE_BYTES_PER_S,
     )
     around_s = wall.total - wall["steps"]
     return wall, num_steps * step.step_j + around_s * idle_w * run.all_gpus
-
-
-def _times(every: float | None, num_steps: int, unstated: float) -> float:
-    """Return how often a run does what it does `every` so many steps, below 1 a share of all."""
-    if every is None:
-        return unstated
-    return num_steps // every if every >= 1 else round(1 / every)
 
 
 def emissions_kg(wall_j: float, overhead: float, kg_per_kwh: float) -> float:

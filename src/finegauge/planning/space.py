@@ -20,11 +20,10 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.catalogue.gpus import gpu as find_gpu
 from finegauge.catalogue.gpus import known_gpu, multiplies_bf16
 from finegauge.catalogue.offers import Offer, multiples, offers
-from finegauge.data.batch_shape import BatchShape, sample_lengths, shape
+from finegauge.data.batch_shape import BatchShape, epochs_of, sample_lengths, shape
 from finegauge.errors import FieldError, FineGaugeError
 from finegauge.model.graph import architecture_of
 from finegauge.model.op import Extents
-from finegauge.planning.quote import epochs_of
 from finegauge.planning.whatif import divisors
 from finegauge.prediction.sharding import longest_extents, mean_extents
 from finegauge.prediction.time import check_supported

@@ -49,7 +49,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import ceil
 
 from finegauge.catalogue.frameworks import framework_of
-from finegauge.data.batch_shape import shape
+from finegauge.data.batch_shape import epochs_of, shape, times_of
 from finegauge.model.graph import build
 from finegauge.model.weights import copies_states, optimizer_scratch
 from finegauge.prediction.model_parallel import by_megatron, stream_degree
@@ -381,7 +381,9 @@ class Job:
             return self.file_bytes
         again = (self.zero and run.sharding != "zero3") or (run.sharding in FSDP and run.save_state == "full")
         each = (2.0 if again else 1.0) * self.saved_bytes + (self.states_bytes if run.save_optimizer else 0.0)
-        written = ceil(run.epochs * run.saves_per_epoch)
+        batch = shape(run)
+        every = None if batch.steps_total is None else run.save_steps
+        written = ceil(times_of(every, batch.steps_total or 0, epochs_of(run, batch) * run.saves_per_epoch))
         # the new one comes before the oldest goes
         kept = written if run.saves_kept is None else min(written, run.saves_kept + 1)
         merged = self.merged_bytes if name == "merge" else 0.0

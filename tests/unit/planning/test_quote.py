@@ -135,7 +135,7 @@ def test_energy_of_boards_and_at_the_wall_are_two_figures() -> None:
 
 @pytest.mark.parametrize(
     ("stated", "evaluations", "saves"),
-    [({}, 2, 2), ({"eval_steps": 30, "save_steps": 0.05}, 6, 20), ({"save_steps": 500.0}, 2, 0)],
+    [({}, 2, 2), ({"eval_steps": 30, "save_steps": 0.05}, 7, 20), ({"save_steps": 500.0}, 2, 1)],
 )
 def test_evaluations_and_saves_come_every_so_many_steps(
     stated: dict[str, float], evaluations: int, saves: int

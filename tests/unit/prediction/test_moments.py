@@ -86,6 +86,9 @@ def test_a_checkpoint_on_the_disk() -> None:
     assert moments["load"].disk_bytes == pytest.approx(W)
     assert moments["save"].disk_bytes == pytest.approx(W + 3 * 3 * W + W)
     assert found(epochs=3, saves_kept=1)["save"].disk_bytes == pytest.approx(W + 2 * 3 * W + W)
+    often = {"num_samples": 1000, "save_steps": 300}  # of 1,000 steps: three times, and at the end
+    assert found(**often)["save"].disk_bytes == pytest.approx(W + 4 * 3 * W + W)
+    assert found(**often, saves_kept=2)["save"].disk_bytes == pytest.approx(W + 3 * 3 * W + W)
     assert found(epochs=3, save_optimizer=False)["save"].disk_bytes == pytest.approx(W + 3 * W + W)
     adapters = found(method="lora", epochs=3)["save"].disk_bytes
     assert W < adapters < 1.1 * W
