@@ -243,3 +243,18 @@ def test_the_demo() -> None:
         runpy.run_path(str(EXAMPLES / "demo.py"))
     assert len([line for line in out.getvalue().splitlines() if line.startswith(("dense ", "sparse "))]) == 32
     assert len((EXAMPLES / "demo.py").read_text().splitlines()) <= 44
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("models", "show", "llama3.1:8b"), "8,030,261,248"),
+        (("models", "show", "somebody/Dolphin3.0-Qwen2.5-3b"), "read as the architecture of Qwen/Qwen2.5-3B"),
+        (("gpus", "show", "p5.48xlarge"), "H100-SXM5-80GB"),
+        (("offers", "g5.12xlarge"), "4 x A10G"),
+        (("offers", "8xh100", "--limit", "1"), "8 x H100"),
+        (("datasets", "show", "meta-math/MetaMathQA"), "395,000"),
+    ],
+)
+def test_listings_know_the_names_that_questions_do(words: tuple[str, ...], said: str) -> None:
+    assert said in " ".join(finegauge(*words).out.split())

@@ -8,12 +8,13 @@ import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import starmap
 from typing import Any, Literal, NamedTuple
 
 from finegauge.catalogue.datasets import Dataset, datasets
 from finegauge.catalogue.device_profile import own_profile_path
 from finegauge.catalogue.frameworks import Framework, frameworks
-from finegauge.catalogue.gpus import GpuSpec, fold, gpus, matching_gpus, this_gpu
+from finegauge.catalogue.gpus import GpuSpec, cloud_machine, counted, fold, gpus, matching_gpus, this_gpu
 from finegauge.catalogue.hub import ENDPOINT, hub_cache, offline_by
 from finegauge.catalogue.machine import gpus_here, host_memory_bytes
 from finegauge.catalogue.models import ModelFigures, models
@@ -62,12 +63,16 @@ def found_offers(
 ) -> list[Offer]:
     """Return the cloud offers asked for, ordered by `sort`, one of SORTS.
 
-    `gpu` may be a family: h100 is every H100. `count` is GPUs per instance, exactly; a seller that prices a
-    single card asks as many times its price. With `spot`, only offers with a spot price, ranked by it.
+    `gpu` may be a family (h100 is every H100), with a number (8xh100), or a cloud's machine (p5.48xlarge).
+    `count` is GPUs per instance, exactly; a seller that prices a single card asks as many times its price.
+    With `spot`, only offers with a spot price, ranked by it.
     """
-    names: Sequence[str | None] = matching_gpus(gpu) if gpu else (None,)
+    name, number = counted(gpu)
+    names: Sequence[str | None] = matching_gpus(name) if gpu else (None,)
     found = [offer for name in names for offer in offers(name, provider or None, None, region or None)]
-    if count is not None:
+    if rented := cloud_machine(gpu):
+        found = [one for one in found if one.instance_type == rented.name] or found
+    if (count := count or number) is not None:
         found = [each for one in found for each in (one, *multiples(one)) if each.gpu_count == count]
     if spot:
         found = [offer for offer in found if offer.spot_usd_per_h is not None]
@@ -83,13 +88,7 @@ def _offer_key(offer: Offer, sort: str, *, spot: bool) -> tuple[Any, ...]:
         "provider": (offer.provider,),
         "date": (offer.date,),
     }[sort]
-    return (
-        offer.outlier and sort.endswith("price"),
-        *first,
-        offer.provider,
-        offer.instance_type,
-        offer.region,
-    )
+    return offer.outlier and sort.endswith("price"), *first, offer.provider, offer.instance_type, offer.region
 
 
 def offers_json(found: Sequence[Offer]) -> list[dict[str, Any]]:
@@ -100,15 +99,8 @@ def offers_json(found: Sequence[Offer]) -> list[dict[str, Any]]:
 
 def plain(row: Any) -> dict[str, Any]:
     """Return a named tuple as JSON writes it."""
-    values = row._asdict().items()
-    return {
-        name: value.to_json()
-        if hasattr(value, "to_json")
-        else dict(value)
-        if isinstance(value, Mapping)
-        else value
-        for name, value in values
-    }
+    values = {name: dict(one) if isinstance(one, Mapping) else one for name, one in row._asdict().items()}
+    return {name: one.to_json() if hasattr(one, "to_json") else one for name, one in values.items()}
 
 
 class DefaultsSince(NamedTuple):
@@ -146,11 +138,8 @@ def frameworks_answer(pattern: str = "") -> FrameworksAnswer:
 
 def _row(one: Framework) -> FrameworkRow:
     behaviours = tuple(name for name, value in one._asdict().items() if value is True)
-    defaults = tuple(
-        DefaultsSince(".".join(map(str, change.since)), change.where, change.defaults)
-        for change in one.defaults
-    )
-    export = one.exports[0] if one.exports else None
+    changes = [(".".join(map(str, each.since)), each.where, each.defaults) for each in one.defaults]
+    defaults, export = tuple(starmap(DefaultsSince, changes)), one.exports[0] if one.exports else None
     return FrameworkRow(one.name, one.words, bool(one.signatures), export, behaviours, defaults, one.source)
 
 
@@ -222,9 +211,8 @@ def _gpus() -> Iterator[Finding]:
                 problem = str(error)
         yield Finding("machine", "GPU", LIMITED if problem else WORKS, found, problem)
     if here and "+cpu" in (torch := _version("torch")):
-        yield Finding(
-            "machine", "torch", LIMITED, f"{torch} knows no GPU", "pip install torch for CUDA or ROCm"
-        )
+        way_out = "pip install torch for CUDA or ROCm"
+        yield Finding("machine", "torch", LIMITED, f"{torch} knows no GPU", way_out)
 
 
 def _profile() -> Finding:
@@ -247,24 +235,18 @@ def _host() -> Iterator[Finding]:
     while not os.path.isdir(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
     room = disk_usage(folder or os.curdir)  # a relative path ends in ""
-    yield Finding(
-        "machine", "disk", WORKS, f"{gib(room.free)} of {gib(room.total)} free for {hub_cache()}", ""
-    )
+    found = f"{gib(room.free)} of {gib(room.total)} free for {hub_cache()}"
+    yield Finding("machine", "disk", WORKS, found, "")
 
 
 def _network() -> Finding:
     endpoint = os.environ.get("HF_ENDPOINT") or ENDPOINT
-    token = (
-        "HF_TOKEN is set"
-        if os.environ.get("HF_TOKEN")
-        else "HF_TOKEN is not set: gated models cannot be read"
-    )
+    token = "is set" if os.environ.get("HF_TOKEN") else "is not set: gated models cannot be read"
     if forbids := offline_by():
         otherwise = f"unset {forbids} to fetch config.json of models that the catalogue lacks"
         return Finding("machine", "Hub", LIMITED, f"{forbids} forbids asking it", otherwise)
-    return Finding(
-        "machine", "Hub", WORKS, f"{endpoint}, asked where the catalogue lacks a model; {token}", ""
-    )
+    found = f"{endpoint}, asked where the catalogue lacks a model; HF_TOKEN {token}"
+    return Finding("machine", "Hub", WORKS, found, "")
 
 
 def _extra(name: str) -> Finding:
@@ -272,10 +254,9 @@ def _extra(name: str) -> Finding:
     missing = [package for package in packages.split() if find_spec(package) is None]
     if not missing:
         return Finding("extras", name, WORKS, makes_work, "")
-    first = "pip install torch==2.13.0 " if "torch" in missing else "pip install "
-    return Finding(
-        "extras", name, MISSING, f"{makes_work}: no {', '.join(missing)}", f"{first}'finegauge[{name}]'"
-    )
+    first = "torch==2.13.0 " if "torch" in missing else ""
+    way_out = f"pip install {first}'finegauge[{name}]'"
+    return Finding("extras", name, MISSING, f"{makes_work}: no {', '.join(missing)}", way_out)
 
 
 def _version(package: str) -> str:

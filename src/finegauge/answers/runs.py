@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from finegauge.catalogue.gpus import THIS, counted, gpu, gpus, is_file, this_gpu
+from finegauge.catalogue.gpus import THIS, counted, gpu, gpus, is_file, smaller, this_gpu
 from finegauge.errors import InputError, UnsupportedError
 from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_MODEL_ALONE, FROM_THIS_MACHINE, Run
 
@@ -59,6 +59,8 @@ def _on(run: Run, name: str, origin: str) -> Run:
         run = run.replace(origin=origin, gpu=name, **changes)
         return _that_fits(run.replace(origin=FROM_THIS_MACHINE, free_memory_bytes=free_bytes))
     spec = gpu(name)
+    if less := smaller(name, spec):
+        origin = f"default of a name with several sizes: name {less} for that"
     changes["gpu"] = name if is_file(name) else spec.name
     return _that_fits(run.replace(origin=origin, **changes))
 

@@ -96,16 +96,14 @@ def dataset(name_or_path: str) -> Dataset:
     """
     if name_or_path.endswith((".csv", ".yaml", ".yml", ".json")):
         return _from_file(name_or_path)
-    key = _asked(name_or_path)
-    found = _of_user(home()).get(key) or _shipped(key) or _of_mean(key)
+    found = described(name_or_path) or _of_mean(_asked(name_or_path))
     if found is None:
         instead = (
             ", give its file, or state dataset=none, which takes every sequence as seq_len long, or "
             "dataset=instructions-of-N-tokens, N their mean length"
         )
-        raise UnknownNameError(
-            "data set", name_or_path, known=datasets(), listing="finegauge datasets", instead=instead
-        )
+        known, listing = datasets(), "finegauge datasets"
+        raise UnknownNameError("data set", name_or_path, known=known, listing=listing, instead=instead)
     if not found.lengths:
         median = f"the median length ({found.median_tokens} tokens)" if found.median_tokens else ""
         raise UnsupportedError(
@@ -116,9 +114,14 @@ def dataset(name_or_path: str) -> Dataset:
     return found
 
 
+def described(name: str) -> Dataset | None:
+    """Return the data set of the catalogue of that name, its lengths known or not; open no file."""
+    return _of_user(home()).get(_asked(name)) or _shipped(_asked(name))
+
+
 def samples_in(name: str) -> int | None:
-    """Return how many samples a data set of the catalogue has, its lengths known or not; open no file."""
-    found = _of_user(home()).get(_asked(name)) or _shipped(_asked(name))
+    """Return how many samples a data set of the catalogue has."""
+    found = described(name)
     return found.num_samples if found else None
 
 

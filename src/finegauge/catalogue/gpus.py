@@ -151,16 +151,12 @@ def gpu(name: str) -> GpuSpec:
     if found is None:
         if reason := refusal("gpu", fold(re.sub(_LENDERS, "", name[:100]))):
             raise FieldError(f"{shown(name)} {reason}; list those that are with 'finegauge gpus'.")
+        rented = r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d|^[bv]m\.gpu"
         known = [key for spec in gpus().values() for key in (spec.name, *spec.aliases)]
-        machines = (
-            cloud_machines()
-            if re.search(r"\d\.\d*x|^ml\.|_v\d$|-\d+g$|^(standard_)?n[cdv]\d|^[bv]m\.gpu", name.casefold())
-            else []
-        )
+        if re.search(rented, name.casefold()):
+            known = [one.name for one in _machines().values()]
         instead = ", or describe yours in a YAML file (--gpu mine.yaml; docs/adding-a-gpu.md)"
-        raise UnknownNameError(
-            "GPU", name, known=machines or known, listing="finegauge gpus", instead=instead
-        )
+        raise UnknownNameError("GPU", name, known=known, listing="finegauge gpus", instead=instead)
     return found
 
 
@@ -192,7 +188,6 @@ def counted(text: str) -> tuple[str, int | None]:
     """
     if is_file(text) or known_gpu(text) is not None:
         return text, None
-
     if (rented := cloud_machine(text)) is not None:
         return rented.gpu, rented.num_gpus
     text = re.sub(r"(?i)^gpu_(?=\d+x_)", "", text)  # as Lambda calls its machines: gpu_8x_h100_sxm5
@@ -295,6 +290,15 @@ def _known(name: str, folder: str) -> GpuSpec | None:
     return spec if sized and spec and round(spec.memory_bytes / 1e9) == int(sized[2]) else None
 
 
+def smaller(name: str, spec: GpuSpec) -> str:
+    """Return a card with less memory that `name`, taken as `spec`, means as well; "" where it tells."""
+    stem = re.sub(r"[\s-]\d+GB$", "", spec.name)
+    if stem == spec.name or re.search(rf"(?<!\d){spec.memory_bytes / 1e9:.0f}(?!\d)", name):
+        return ""
+    sizes = [num_gb for num_gb in _UNIFIED_GB if num_gb * 1e9 < spec.memory_bytes]
+    return next((one.name for num_gb in reversed(sizes) if (one := known_gpu(f"{stem} {num_gb}GB"))), "")
+
+
 def _slice(whole: GpuSpec, num: int, num_gb: int) -> GpuSpec | None:
     """Return an instance that MIG makes: shares of seven, or four, of the processors; memory in eighths."""
     in_four = whole.name.startswith(("A30", "RTX PRO"))
@@ -331,6 +335,7 @@ def _of_memory(spec: GpuSpec, num_gb: int) -> GpuSpec:
 def _spellings(name: str) -> Iterator[str]:
     """Yield `name`, then the names that it may stand for."""
     yield name
+    name = re.sub(r"(?i)^(laptop|mobile)[\s_-]+(.+)", r"\2 laptop", name.strip())
     outer, _, inner = name.rstrip(" )").partition("(")  # "A100 (80GB)", "NVIDIA Blackwell GPU (GB200)"
     yield from (outer + inner, inner)
     parts = re.split(r"[\s_-]+", name.strip())  # "H100_80GB_SXM5": how it is plugged in may stand last
@@ -517,11 +522,6 @@ def cloud_machine(name: str) -> Machine | None:
         return known[wanted]
     begun = {one[1:]: one for key, one in known.items() if key.startswith(f"{wanted}_v")}
     return next(iter(begun.values())) if len(begun) == 1 else None
-
-
-def cloud_machines() -> list[str]:
-    """Return the machines' names."""
-    return [one.name for one in _machines().values()]
 
 
 def _plain(name: str) -> str:

@@ -141,17 +141,16 @@ def _gpu_cells(spec: "GpuSpec") -> list[str]:
 @json_option
 def show_gpu(name: str, *, as_json: bool) -> None:
     """Show all that is known of one accelerator, by name, alias or YAML file."""
-    from finegauge.catalogue.gpus import gpu
+    from finegauge.catalogue.gpus import counted, gpu
 
-    spec = gpu(name)
+    spec = gpu(counted(name)[0])
     if as_json:
         print_json(plain(spec))
         return
     usable = f"{units.gib(spec.usable_bytes)} usable ({spec.usable_from})"
     rates = ", ".join(f"{dtype} {tera(rate)}" for dtype, rate in spec.flops_per_s.items())
-    link = (
-        f"{spec.nvlink_bytes_per_s / units.GB:.0f} GB/s one way" if spec.nvlink_bytes_per_s else "none known"
-    )
+    rate = spec.nvlink_bytes_per_s
+    link = f"{rate / units.GB:.0f} GB/s one way" if rate else "none known"
     rows = {
         "also called": ", ".join(spec.aliases),
         "vendor": f"{spec.vendor} {spec.architecture} {spec.compute_capability}".strip(),
@@ -167,7 +166,7 @@ def show_gpu(name: str, *, as_json: bool) -> None:
         "notes": spec.notes or "-",
         "source": f"{spec.source} (confidence {spec.confidence}, read {spec.checked or '-'})",
     }
-    print_facts(spec.name, rows)
+    print_facts(spec.name, {name: text for name, text in rows.items() if not text.startswith("-")})
 
 
 # --- models
@@ -189,15 +188,10 @@ def list_models(pattern: str, *, as_json: bool) -> None:
     if as_json:
         print_json([plain(figures) for figures in found])
         return
-    rows = [
-        [
-            figures.name,
-            _short_name(figures),
-            str(figures.config.get("model_type", "-")),
-            units.count(figures.parameters) if figures.parameters else "-",
-        ]
-        for figures in found
-    ]
+    rows = []
+    for one in found:
+        size = units.count(one.parameters) if one.parameters else "-"
+        rows.append([one.name, _short_name(one), str(one.config.get("model_type", "-")), size])
     print_table(["name", "short name", "model_type", "parameters"], rows, num_text=3, first_to_go=(2, 1))
     footer(len(found), len(all_models()), "models", "'finegauge models show NAME' counts one")
 
@@ -214,9 +208,12 @@ def _short_name(figures: "ModelFigures") -> str:
 def show_model(name: str, *, as_json: bool) -> None:
     """Count one model: by name, alias, Hugging Face id, config.json, or the folder that holds it."""
     from finegauge.catalogue.models import model
+    from finegauge.formats.reading import read
     from finegauge.model.families import architecture
+    from finegauge.render.terminal import wrapped
 
-    figures = model(name)
+    run = read(name, ("phase=evaluate",))  # which quantised copies are held for, too
+    figures = model(run.model)
     built = architecture(figures.config)
     layers = dict(built.layers_by_kind())
     if as_json:
@@ -241,6 +238,8 @@ def show_model(name: str, *, as_json: bool) -> None:
         "source": f"{figures.source}" + (f" (read {figures.checked})" if figures.checked else ""),
     }
     print_facts(figures.name, rows)
+    for warning in run.warnings:
+        say(wrapped(warning, indent="  "))
 
 
 # --- offers
@@ -282,12 +281,8 @@ def offers(
         return
     shown = found[:limit] if limit else found
     columns = ["provider", "instance", "GPUs", "region", "$/h", "spot $/h", "$/GPU h", "date"]
-    print_table(
-        columns,
-        [_offer_cells(offer, spot=spot) for offer in shown],
-        num_text=4,
-        first_to_go=(1, 7, 4 if spot else 5, 6, 3),
-    )
+    rows = [_offer_cells(offer, spot=spot) for offer in shown]
+    print_table(columns, rows, num_text=4, first_to_go=(1, 7, 4 if spot else 5, 6, 3))
     more = "" if len(shown) == len(found) else f", {len(shown)} printed (--limit 0: all)"
     footer(
         len(found),
@@ -353,17 +348,10 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
     if as_json:
         print_json([plain(each) for each in found])
         return
-    rows = [
-        [
-            each.name,
-            f"{each.num_samples:,}",
-            number(each.median_tokens),
-            number(each.mean_tokens),
-            number(each.max_tokens),
-            KNOWN_AS[each.kind],
-        ]
-        for each in found
-    ]
+    rows = []
+    for one in found:
+        tokens = map(number, (one.median_tokens, one.mean_tokens, one.max_tokens))
+        rows.append([one.name, f"{one.num_samples:,}", *tokens, KNOWN_AS[one.kind]])
     columns = ["name", "examples", "median tokens", "mean", "longest", "known as"]
     print_table(columns, rows, ends_in_text=True, first_to_go=(2, 4, 3))
     footer(len(found), len(all_datasets()), "data sets", "your own: a CSV of 'length,count' lines")
@@ -374,9 +362,9 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
 @json_option
 def show_dataset(name: str, *, as_json: bool) -> None:
     """Show one data set's lengths, by name or by file (CSV of length,count, or YAML)."""
-    from finegauge.catalogue.datasets import dataset, datasets
+    from finegauge.catalogue.datasets import dataset, described
 
-    found = datasets().get(name) or dataset(name)
+    found = described(name) or dataset(name)
     if as_json:
         print_json(plain(found))
         return
@@ -451,9 +439,6 @@ def examples(name: str, folder: str | None, *, as_json: bool) -> None:
         say(known.example_text(name).rstrip("\n"))
     else:
         print_table(
-            ["example", "what it shows"],
-            [[one, known.about(one)] for one in names],
-            num_text=1,
-            ends_in_text=True,
+            ["example", "what it shows"], [[one, known.about(one)] for one in names], ends_in_text=True
         )
         say("\n'finegauge examples NAME' prints one, 'finegauge examples NAME --to DIR' copies it.")

@@ -29,8 +29,9 @@ from finegauge.units import HOUR_S
 if TYPE_CHECKING:
     from finegauge.render.report import Report
 
-_UNITS_S = {"s": 1.0, "min": 60.0, "m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 168 * HOUR_S}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)?", re.IGNORECASE)
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 168 * HOUR_S}
+_WORDS = r"s(?:ec(?:ond)?s?)?|m(?:in(?:ute)?s?)?|h(?:(?:ou)?rs?)?|d(?:ays?)?|w(?:(?:ee)?ks?)?"
+_DURATION = re.compile(rf"(\d+(?:\.\d+)?)\s*({_WORDS})?", re.IGNORECASE)
 
 
 def _seconds(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
@@ -40,7 +41,7 @@ def _seconds(context: click.Context, option: click.Parameter, value: str | None)
     found = _DURATION.fullmatch(value.strip())
     if found is None or not float(found[1]):
         raise click.BadParameter(f"{shown(value)} is no time; write it as 24h, 90min or 3d.")
-    return float(found[1]) * _UNITS_S[(found[2] or "h").lower()]
+    return float(found[1]) * _UNITS_S[(found[2] or "h")[0].lower()]
 
 
 def _dollars(context: click.Context, option: click.Parameter, value: str | None) -> float | None:

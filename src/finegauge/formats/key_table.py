@@ -32,7 +32,7 @@ from finegauge.run import rules
 from finegauge.run.field import flag, version_numbers, whole
 from finegauge.run.options import SPELLINGS
 from finegauge.run.rules import BY_GPU
-from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
+from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, field_of_choice, figures
 
 MAX_WARNINGS = 20
 RUN_FILE = "run_file"
@@ -63,6 +63,7 @@ _HARMLESS = (
     r"|no_\w+_fusion|no_position_embedding|use_flash_attn|vocab_file|merge_file|loss_scale\w*|\w*dropout|epsilon"
     r"|fraction|ratio|style|num_workers|workers|timeout|backend|overlap)([._]|$)|^\w$"
 )
+_OF_LEARNING = r"lr|learning_rate|lr_scheduler\w*|warmup\w*|weight_decay|max_grad_norm|seed"
 _UNDIVIDED = ("none", "null", "0", "1")
 _NO = ("", "false", "none", "0", "0.0", "no", "{}", "[]", "-1")
 _NOTHING = ("", "null", "~")
@@ -244,18 +245,29 @@ def parse(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
         if not equals or not name:
             meant = _meant(name)
             raise FieldError(f"{shown(word)} is not of the form key=value, such as {meant}.")
+        if name not in known and re.fullmatch(_OF_LEARNING, name):
+            raise FieldError(f"{name} changes neither memory nor time; leave it out.")
         if name not in known:
             raise UnknownKeyError("command line", name, known=known)
-        overrides[name] = value.strip()
+        overrides |= _of_method(value) if name == "method" else {name: value.strip()}
     return overrides
+
+
+def _of_method(value: str) -> dict[str, str]:
+    """Return the fields that a method means: dora is an adapter, galore an optimizer, dpo a phase."""
+    word = value.strip().lower().replace("-", "_")
+    name = field_of_choice(word, ("method", "adapter", "optimizer", "phase"))
+    if name in ("", "method"):
+        return {"method": FIELDS["method"].aliases.get(word, value.strip())}
+    method = {"adapter": "lora", "optimizer": "full"}.get(name)
+    return {name: word} | ({"method": method} if method else {})
 
 
 def _meant(word: str) -> str:
     """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
     if word and known_gpu(word) is not None:
         return f"--gpu {word}"
-    fields = (name for name, field in FIELDS.items() if word.lower() in {**field.options, **field.aliases})
-    field = next(fields, "")
+    field = field_of_choice(word.lower(), FIELDS)
     return f"{field}={word}" if field else "micro_batch_size=4"
 
 

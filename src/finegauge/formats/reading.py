@@ -20,7 +20,7 @@ from finegauge.formats.launcher_files import ALONE, Alongside, over_defaults
 from finegauge.formats.run_argument import COMMAND, FILE, LAUNCHES, MODEL, RunArgument, content, resolve
 from finegauge.formats.sheet import BLOCK
 from finegauge.records import NamedTuple
-from finegauge.run.rules import INFERENCE, NOT_CHECKPOINTED
+from finegauge.run.rules import INFERENCE, NOT_CHECKPOINTED, QUANTIZED_BY_METHOD
 from finegauge.run.run import (
     FIELDS,
     FROM_COMMAND_LINE,
@@ -306,14 +306,18 @@ def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Ru
     pre-training trains every weight. The rest are the defaults of every run: rank 16 on all linear layers,
     bf16 (fp16 where the GPU has none), seq_len 2,048, or as many positions as an older model has.
     """
-    phase = next((word.partition("=")[2] for word in words if word.startswith("phase=")), "sft").lower()
-    phase = str(FIELDS["phase"]("phase", phase))
-    adapts = phase not in (*INFERENCE, "pretrain")
-    assumed: dict[str, Any] = {"method": "lora" if adapts else "full"}
+    said = parse(words, FIELDS)
+    phase = str(FIELDS["phase"]("phase", said.get("phase", "sft")))
+    assumed: dict[str, Any] = {"method": "full"}
+    if phase not in (*INFERENCE, "pretrain"):
+        weights = FIELDS["weights_dtype"].aliases.get(
+            said.get("weights_dtype", ""), said.get("weights_dtype")
+        )
+        over = (method for method, formats in QUANTIZED_BY_METHOD.items() if weights in formats)
+        assumed["method"] = next(over, "lora")
     if phase not in INFERENCE:
         assumed |= {"activation_checkpointing": "full", "gradient_accumulation_steps": 16}
-    said = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in words}
-    if phase == "sft" and said.isdisjoint(("dataset", "tokenizer")):
+    if phase == "sft" and not {"dataset", "tokenizer"} & {*said}:
         assumed |= {"dataset": USUAL_DATA}
     with suppress(FineGaugeError):  # a model that is not known is told below
         config = figures(model).config

@@ -10,7 +10,7 @@ from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
 from finegauge.profile import Breakdown, Interval, Path, Profile
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Bar, BarPart, Note, Table, Text, Tile, Toned, notes
-from finegauge.run.options import SHARDING
+from finegauge.run.options import PHASES, SHARDING
 from finegauge.run.phases import group_size
 from finegauge.run.rules import LORA_FIELDS, RL, unused_by
 from finegauge.run.run import Run
@@ -26,7 +26,7 @@ FIRST_TO_GO = (10, 9, 5, 8, 4, 3)  # time and cost stay the longest
 ASSUMED = (
     "method", "sharding", "micro_batch_size", "gradient_accumulation_steps", "seq_len", "lora_rank",
     "weights_dtype", "activation_checkpointing", "attention", "optimizer", "num_experts_per_tok", "padding",
-    "startup_s", "saves_per_epoch", "dataset", "num_samples",
+    "startup_s", "saves_per_epoch", "dataset", "num_samples", "gpu",
 )  # fmt: skip
 SHOWN_NAMES = {
     "slack": "allocator overhead", "context": "CUDA context",
@@ -108,6 +108,8 @@ def _method(run: Run) -> str:
 def subject(run: Run) -> str:
     """Return which run this is."""
     parts = [run.model.rpartition("/")[2] or run.model, f"{_method(run)} {run.weights_dtype}"]
+    if run.phase != "sft":
+        parts.insert(1, PHASES[run.phase] or run.phase)
     if run.sharding != "none":
         parts.append(SHARDING[run.sharding])
     if run.task is not None:

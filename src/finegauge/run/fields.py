@@ -18,7 +18,11 @@ class Fields(MachineFields):
     model: str = spec(
         text, "catalogue name, Hugging Face id, `config.json`, or a folder that holds one", label="Model"
     )
-    method: str = spec(choice({**options.METHODS, "freeze": "last layers"}), "{options}", label="Method")
+    method: str = spec(
+        choice({**options.METHODS, "freeze": "last layers"}, options.METHOD_ALIASES),
+        "{options}",
+        label="Method",
+    )
     phase: str = spec(
         choice(options.PHASES, {"pt": "pretrain", "rm": "reward", "eval": "evaluate"}),
         "{options}; see [phases](phases.md)",

@@ -1,6 +1,7 @@
 """The choices of fields of a run, each with its label in a form, and the aliases of other frameworks."""
 
 METHODS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA", "gptq_lora": "GPTQ + LoRA"}
+METHOD_ALIASES = dict.fromkeys(("fft", "finetune", "full_finetune", "full_finetuning", "full_ft"), "full")
 ADAPTERS = {
     **{"lora": "LoRA", "dora": "DoRA", "lora_fa": "LoRA-FA", "adalora": "AdaLoRA", "vera": "VeRA"},
     **{"ia3": "IA3", "oft": "OFT", "boft": "BOFT", "loha": "LoHa", "lokr": "LoKr", "miss": "MiSS"},
@@ -9,7 +10,9 @@ ADAPTERS = {
     "ln_tuning": "layer norms",
 }
 ADAPTER_ALIASES = {  # which start, scale or learn differently, and cost what LoRA does
-    **dict.fromkeys(("rslora", "lora_plus", "loraplus", "pissa", "olora", "eva", "loftq", "corda"), "lora"),
+    **dict.fromkeys(
+        ("rslora", "lora_plus", "loraplus", "lora+", "pissa", "olora", "eva", "loftq", "corda"), "lora"
+    ),
     **{"bone": "miss", "prompt": "prompt_tuning", "prefix": "prefix_tuning", "ptuning": "p_tuning"},
     "lorafa": "lora_fa",
 }
@@ -20,11 +23,8 @@ PHASES = {
 TASKS = {
     **{"causal_lm": "causal language model", "masked_lm": "masked language model", "reranker": "reranker"},
     **{"sequence_classification": "classification of texts", "token_classification": "of tokens"},
-    **{
-        "question_answering": "spans of answers",
-        "embedding": "embeddings",
-        "seq2seq_lm": "sequence to sequence",
-    },
+    **{"question_answering": "spans of answers", "embedding": "embeddings"},
+    "seq2seq_lm": "sequence to sequence",
 }
 TASK_ALIASES = {
     **dict.fromkeys(("seq_cls", "text_classification", "regression"), "sequence_classification"),
@@ -33,7 +33,10 @@ TASK_ALIASES = {
     **{"feature_extraction": "embedding", "cross_encoder": "reranker", "seq_2_seq_lm": "seq2seq_lm"},
 }
 WEIGHTS = ("bf16", "fp16", "fp32", "nf4", "nf4_dq", "gptq4", "gptq8", "fp8", "int8", "nvfp4", "mxfp4")
-WEIGHTS_ALIASES = {"awq": "gptq4", "awq4": "gptq4", "gptq": "gptq4", "int4": "gptq4"}  # groups of 128
+WEIGHTS_ALIASES = {
+    **{"awq": "gptq4", "awq4": "gptq4", "gptq": "gptq4", "int4": "gptq4"},  # groups of 128
+    **{"4bit": "nf4_dq", "4": "nf4_dq", "8bit": "int8", "8": "int8"},  # as bitsandbytes has them
+}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 OPTIMIZERS = {
     **{"adamw": "AdamW", "adamw_8bit": "AdamW, 8 bits", "paged_adamw": "AdamW, paged"},
@@ -51,12 +54,8 @@ OPTIMIZER_ALIASES = {
     **dict.fromkeys(("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
     **{"adamw_apex_fused": "adamw", "paged_adamw_32bit": "paged_adamw", "lion_32bit": "lion"},
     **{"adamw_torch_4bit": "adamw_4bit", "paged_lion_32bit": "paged_lion"},
-    **{
-        "paged_ademamix_32bit": "paged_ademamix",
-        "rmsprop_bnb_8bit": "rmsprop_8bit",
-        "galore": "galore_adamw",
-    },
-    **dict.fromkeys(("rmsprop_bnb", "rmsprop_bnb_32bit"), "rmsprop"),
+    **{"paged_ademamix_32bit": "paged_ademamix", "rmsprop_bnb_8bit": "rmsprop_8bit"},
+    **{"rmsprop_bnb": "rmsprop", "rmsprop_bnb_32bit": "rmsprop"},
     **{"galore": "galore_adamw", "apollo": "apollo_adamw"},
     **{"adamini": "adam_mini", "schedulefree": "schedule_free_adamw"},
 }
@@ -84,9 +83,8 @@ FP8_FORMATS = ("fp8_e4m3", "fp8_e5m2", "fp8_inc")
 # What trainers call a field, for the command line; "field=value" by the word alone or `word=true`.
 SPELLINGS = {
     **dict.fromkeys(("data", "dataset_name", "train_dataset"), "dataset"),
-    **dict.fromkeys(
-        ("batch", "batch_size", "batchsize", "bs", "per_device_train_batch_size"), "micro_batch_size"
-    ),
+    **dict.fromkeys(("batch", "batch_size", "batchsize", "bs"), "micro_batch_size"),
+    "per_device_train_batch_size": "micro_batch_size",
     **dict.fromkeys(("max_seq_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len"), "seq_len"),
     **dict.fromkeys(("seq", "seqlen", "sequence_length", "context", "context_length", "ctx"), "seq_len"),
     **dict.fromkeys(("grad_accum", "gradient_accumulation", "accumulation"), "gradient_accumulation_steps"),
@@ -100,6 +98,9 @@ SPELLINGS = {
     **{"lora": "method=lora", "qlora": "method=qlora", "full": "method=full", "load_in_4bit": "method=qlora"},
     **{f"zero{stage}": f"sharding=zero{stage}" for stage in (1, 2, 3)},
     **{"fsdp": "sharding=fsdp", "flash_attention": "attention=flash", "flash_attn": "attention=flash"},
+    **dict.fromkeys(("liger", "use_liger", "use_liger_kernel", "enable_liger_kernel"), "kernels=liger"),
+    **dict.fromkeys(("quantization", "quantization_bit", "quantize", "bits"), "weights_dtype"),
+    **{"bf16": "weights_dtype=bf16", "fp16": "weights_dtype=fp16", "use_dora": "adapter=dora"},
 }
 _OF_MIXTRAL = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
 _OF_QWEN = {"gate": "gate", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}

@@ -4,7 +4,7 @@ A run file is YAML whose keys are the fields of `Run`, which `fields` lists; `ru
 fields together.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +182,11 @@ _DEFAULTS = dict.fromkeys(FIELDS, FROM_DEFAULT)
 
 
 AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")  # first position: behind the padding's
+
+
+def field_of_choice(word: str, names: Iterable[str]) -> str:
+    """Return the first of these fields that has a choice called so; "" for none."""
+    return next((name for name in names if word in {**FIELDS[name].options, **FIELDS[name].aliases}), "")
 
 
 def positions_of(config: Mapping[str, Any]) -> int | None:

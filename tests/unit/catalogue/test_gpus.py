@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from finegauge.catalogue.gpus import gpu, gpus, known_gpu, matching_gpus
+from finegauge.catalogue.gpus import gpu, gpus, known_gpu, matching_gpus, smaller
 from finegauge.catalogue.tables import table
 from finegauge.errors import FieldError, FileFormatError, InputError, UnknownKeyError, UnknownNameError
 from finegauge.errors import UnsupportedError as Unsupported
@@ -187,10 +187,25 @@ def test_which_cards_accumulate_at_half_rate(name: str, *, halved: bool) -> None
         ("a100 80", "A100-SXM4-80GB"),
         ("v100 32", "V100-SXM2-32GB"),
         ("4060 ti 8gb", "RTX 4060 Ti 8GB"),
+        ("laptop 4070", "RTX 4070 Laptop"),
     ],
 )
 def test_what_stands_in_brackets_may_name_the_gpu(written: str, meant: str) -> None:
     assert gpu(written).name == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "less"),
+    [
+        ("4060 ti", "RTX 4060 Ti 8GB"),
+        ("4060 ti 16gb", ""),
+        ("m3 max", "Apple M3 Max 96GB"),
+        ("a100", ""),  # the smaller one
+        ("H100", ""),
+    ],
+)
+def test_a_name_of_cards_with_several_sizes(name: str, less: str) -> None:
+    assert smaller(name, gpu(name)) == less
 
 
 def test_brackets_do_not_hide_what_is_unknown() -> None:

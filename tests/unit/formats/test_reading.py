@@ -65,6 +65,13 @@ def test_overrides_are_typed_by_their_field(tmp_path: Path) -> None:
         ("flash_attention", "attention", "flash"),
         ("zero=3", "sharding", "zero3"),
         ("tp=2", "tensor_parallel", 2),
+        ("use_liger_kernel=true", "kernels", ("liger",)),
+        ("method=dora", "adapter", "dora"),
+        ("method=rslora", "adapter", "lora"),
+        ("method=galore", "optimizer", "galore_adamw"),
+        ("method=galore", "method", "full"),
+        ("method=dpo", "phase", "dpo"),
+        ("method=fft", "method", "full"),
     ],
 )
 def test_overrides_in_the_words_of_trainers(tmp_path: Path, word: str, field: str, value: object) -> None:
@@ -78,7 +85,19 @@ def test_every_spelling_is_that_of_a_field() -> None:
         field, _, value = spelled.partition("=")
         assert field in FIELDS
         assert word not in FIELDS
-        assert not value or FIELDS[field](field, value) == value
+        assert not value or FIELDS[field](field, value) in (value, (value,))
+
+
+def test_what_matters_not_is_said() -> None:
+    with pytest.raises(FieldError, match=r"lr changes neither memory nor time"):
+        read("qwen3-8b", ("lr=2e-4",))
+
+
+@pytest.mark.parametrize(
+    ("word", "method"), [("quantization=4bit", "qlora"), ("weights_dtype=awq", "gptq_lora")]
+)
+def test_weights_that_are_stated_tell_the_method_of_a_model_alone(word: str, method: str) -> None:
+    assert read("qwen3-8b", (word,)).method == method
 
 
 def test_a_files_own_key_is_none_of_the_spellings(tmp_path: Path) -> None:
