@@ -61,10 +61,7 @@ OF_THE_MACHINE = (  # real browsers, clusters, processes that are killed, clocks
 UNTRACED = (
     "tests/catalogue",
     "tests/fuzz",
-    "tests/golden",
     "tests/house",
-    "tests/oracle",
-    "tests/properties",
     "tests/unit/web/test_injection.py",
     "tests/unit/web/test_openapi.py",
 )

@@ -95,8 +95,8 @@ class Moment(NamedTuple):
     disk_bytes: float  # that is taken when the moment is over
     device_breakdown_bytes: Breakdown
     host_breakdown_bytes: Breakdown
-    first_bytes: Breakdown  # in host memory of the first process of the node, without itself
-    other_bytes: Breakdown  # of every other
+    first_bytes: Breakdown = Breakdown({})  # in host memory of the first process of the node, without itself
+    other_bytes: Breakdown = Breakdown({})  # of every other
 
 
 def moments_of(profile: Profile) -> tuple[Moment, ...]:

@@ -129,7 +129,7 @@ def test_a_reference_on_the_host_comes_for_every_pass() -> None:
     host = {moment.moment: moment.host_breakdown_bytes.parts for moment in moments_of(away)}
     assert away.peak_memory_bytes.parts.get(("weights", "reference"), 0.0) == 0.0
     assert away.peak_memory_bytes.total < here.peak_memory_bytes.total
-    assert away.step_time_s["scoring"] >= here.step_time_s["scoring"]
+    assert away.step_time_s["scoring"] >= here.step_time_s["scoring"] * (1 - 1e-12)
     assert host["train"]["offloaded", "reference"] > 0
 
 
