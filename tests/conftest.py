@@ -58,13 +58,7 @@ OF_THE_MACHINE = (  # real browsers, clusters, processes that are killed, clocks
     "tests/unit/measurement",
     "tests/unit/web",
 )
-UNTRACED = (
-    "tests/catalogue",
-    "tests/fuzz",
-    "tests/house",
-    "tests/unit/web/test_injection.py",
-    "tests/unit/web/test_openapi.py",
-)
+UNTRACED = ("tests/fuzz", "tests/unit/web/test_injection.py", "tests/unit/web/test_openapi.py")
 HAS_GPU = shutil.which("nvidia-smi") is not None
 NO_GPU = "no NVIDIA GPU on this machine"
 
