@@ -65,12 +65,12 @@ def epochs_of(run: Run, batch: BatchShape) -> float:
     return run.epochs
 
 
-def times_of(every: float | None, num_steps: int, unstated: float) -> float:
+def times_of(every: float | None, num_steps: int | None, unstated: float) -> float:
     """Return how often a run does what it does `every` so many steps, below 1 a share of all, and at its end.
 
-    transformers' DefaultFlowCallback does it after the last step too; `unstated` where `every` is not said.
+    transformers' DefaultFlowCallback does it after the last step too; `unstated` where either is unknown.
     """
-    if every is None:
+    if every is None or num_steps is None:
         return unstated
     return -(-num_steps // every) if every >= 1 else round(1 / every)
 

@@ -38,8 +38,8 @@ _SHAPE = (
     "max_position_embeddings tokenizer_type patch_tokenizer_type pad_vocab_size_to padded_vocab_size"
 )
 _OTHER_MODELS = (
-    *("multi_latent_attention", "moe_shared_expert_intermediate_size", "hybrid_override_pattern", "spec"),
-)
+    "multi_latent_attention", "moe_shared_expert_intermediate_size", "hybrid_override_pattern", "spec"
+)  # fmt: skip
 DEGREES = {
     "tensor_model_parallel_size": "tensor_parallel",
     "pipeline_model_parallel_size": "pipeline_parallel",

@@ -310,9 +310,8 @@ def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Ru
     phase = str(FIELDS["phase"]("phase", said.get("phase", "sft")))
     assumed: dict[str, Any] = {"method": "full"}
     if phase not in (*INFERENCE, "pretrain"):
-        weights = FIELDS["weights_dtype"].aliases.get(
-            said.get("weights_dtype", ""), said.get("weights_dtype")
-        )
+        stated = said.get("weights_dtype", "bf16")
+        weights = FIELDS["weights_dtype"]("weights_dtype", stated)
         over = (method for method, formats in QUANTIZED_BY_METHOD.items() if weights in formats)
         assumed["method"] = next(over, "lora")
     if phase not in INFERENCE:

@@ -384,8 +384,8 @@ class Job:
         again = (self.zero and run.sharding != "zero3") or (run.sharding in FSDP and run.save_state == "full")
         each = (2.0 if again else 1.0) * self.saved_bytes + (self.states_bytes if run.save_optimizer else 0.0)
         batch = shape(run)
-        every = None if batch.steps_total is None else run.save_steps
-        written = ceil(times_of(every, batch.steps_total or 0, epochs_of(run, batch) * run.saves_per_epoch))
+        by_epochs = epochs_of(run, batch) * run.saves_per_epoch
+        written = ceil(times_of(run.save_steps, batch.steps_total, by_epochs))
         # the new one comes before the oldest goes
         kept = written if run.saves_kept is None else min(written, run.saves_kept + 1)
         merged = self.merged_bytes if name == "merge" else 0.0

@@ -43,6 +43,7 @@ from finegauge.prediction.sharding import (
 )
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
+from finegauge.run.phases import reduces_at_the_end
 from finegauge.run.run import FROM_DEFAULT, Run
 
 if TYPE_CHECKING:
@@ -120,8 +121,7 @@ def _deepspeed(run: Run, share: Share, steps: Any, network: "Network") -> _Updat
 def _fsdp(run: Run, share: Share, steps: Any, network: "Network") -> _Update:
     weights, width = share.graph.weights, share.value_bytes
     sent = (weights.trained_params + weights.adapter_params) * width
-    whole = run.pipeline_parallel > 1 or not run.sync_each_batch
-    reductions = 1 if whole else steps
+    reductions = 1 if reduces_at_the_end(run) else steps
     fused = run.optimizer_implementation == "fused"
     moved = 1.5 * _clip_bytes(run) + (FUSED_ADAM_BYTES if fused else TORCH_ADAM_BYTES)
     waited_s = 0.0

@@ -55,8 +55,8 @@ from finegauge.prediction.recomputation import passes_of_a_layer, rerun, rerun_s
 from finegauge.prediction.sharding import GATHERING, Share, mean_extents, rank_live_set, states_on_host
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
-from finegauge.run.phases import by_engine
-from finegauge.run.rules import FSDP, GENERATING, RL, SERVING
+from finegauge.run.phases import by_engine, reduces_at_the_end
+from finegauge.run.rules import GENERATING, RL, SERVING
 from finegauge.run.run import Run
 
 if TYPE_CHECKING:
@@ -391,7 +391,7 @@ class StepClock:
         run, held = self.run, share.graph.weights.gradient_bytes
         if by_megatron(run) or not (present(held) and present(times)):
             return
-        if run.sharding in FSDP and (run.pipeline_parallel > 1 or not run.sync_each_batch):
+        if reduces_at_the_end(run):
             layer = share.layer_gradient_bytes + share.expert_layer_gradient_bytes
             whole = stage_layers(run, share.graph.model) * layer + share.outer_gradient_bytes
             held = largest(held, whole)

@@ -119,19 +119,20 @@ def division_by(run: Run, stage: str) -> dict[str, Any]:
     return {"sharding": "zero1" if whole else stage, "cpu_offload": offload, **shards}
 
 
-def accumulates_whole(run: Run) -> bool:
-    """Return whether FSDP's gradients stay whole on every rank until the last micro-batch of a step.
+def reduces_at_the_end(run: Run) -> bool:
+    """Return whether FSDP reduces gradients in the last micro-batch of a step alone.
 
-    So they do under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
+    So it does under `no_sync`, which accelerate enters unless told `sync_each_batch` (its guide to
     gradient synchronization) and litgpt by Fabric's `no_backward_sync`. PyTorch's pipeline stages
     reduce in their last backward pass alone, whatever the framework (torch/distributed/pipelining/stage.py,
     `backward_maybe_with_nosync`).
     """
-    if run.sharding not in FSDP or run.gradient_accumulation_steps == 1:
-        return False
-    if run.pipeline_parallel > 1:
-        return True
-    return not run.sync_each_batch
+    return run.sharding in FSDP and (run.pipeline_parallel > 1 or not run.sync_each_batch)
+
+
+def accumulates_whole(run: Run) -> bool:
+    """Return whether FSDP's gradients stay whole on every rank until the last of several micro-batches."""
+    return run.gradient_accumulation_steps > 1 and reduces_at_the_end(run)
 
 
 MOST_PIXELS = 65_536  # of a side
