@@ -16,7 +16,7 @@ from finegauge.catalogue.device_profile import device_profile
 from finegauge.measurement.options import Options
 from finegauge.profile import Breakdown, Profile, Source
 from finegauge.run.run import Run
-from finegauge.store.journal import Trials
+from finegauge.store.journal import ENDED, Trials
 from tests.house.sources import ROOT
 
 MEASURED = Source("measured", "this machine")
@@ -126,8 +126,12 @@ def test_what_was_cut_short_is_measured_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_half_a_minute_on_this_cpu(tmp_path: Path) -> None:
+    """Where a busy machine passes the first runs over, the next call has more time and begins with them."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for minutes in ("0.5", "1", "4"):  # where a busy machine comes to nothing, the next call goes on with it
+    store, operators = Trials(str(tmp_path / "trials.jsonl")), tmp_path / "devices" / "cpu.json"
+    every = {"layers", "kernels"}
+    completed: list[tuple[set[str], Profile]] = []
+    for minutes in ("0.5", "1", "4"):
         ended = subprocess.run(
             [
                 *(sys.executable, str(ROOT / "benchmarks" / "gpu_hour.py")),
@@ -139,21 +143,20 @@ def test_half_a_minute_on_this_cpu(tmp_path: Path) -> None:
             check=False,
             env=environment,
         )
-        if ended.returncode == 0:
+        assert "Traceback" not in ended.stderr
+        ends = [(end, store.profile(end)) for end in store.look().entries if end.event == ENDED]
+        completed = [
+            ({name for name in every if end.asked[name]}, profile)
+            for end, profile in ends
+            if profile.outcome == "completed"
+        ]
+        if operators.exists() and any(asked == every for asked, _ in completed):
             break
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
-    operators = tmp_path / "devices" / "cpu.json"
-    ended_well = [p for p in Trials(str(tmp_path / "trials.jsonl")).profiles() if p.outcome == "completed"]
-    assert ended_well or operators.exists()  # a busy machine may not come to both
-    if operators.exists():
-        assert device_profile(str(operators)).select("linear", "fp32", "forward")
-    if not ended_well:
-        return
-    first = ended_well[0]
-    assert {"timing", "layers", "kernels", "memory", "energy"} <= set(first.observations)
-    assert first.step_time_s.depth == 3
-    assert first.peak_memory_bytes.total > 0
-    assert "peak" in ended.stdout
-    if operators.exists():
-        assert re.search(r"step \S+ s \(\S+\)", ended.stdout)  # predicted beside measured
+    assert device_profile(str(operators)).select("linear", "fp32", "forward")
+    assert any(asked == every for asked, _ in completed), ended.stdout
+    for asked, profile in completed:
+        assert {"timing", "memory", "energy"} | asked <= set(profile.observations)
+        assert profile.step_time_s.depth == 3 if asked else profile.step_time_s.total > 0
+        assert profile.peak_memory_bytes.total > 0
+    assert re.search(r"step \S+ s \(\S+\)", ended.stdout)  # predicted beside measured
