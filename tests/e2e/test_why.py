@@ -46,6 +46,13 @@ def test_a_snapshot_and_a_log_together(tmp_path: Path) -> None:
     assert "optimizer states" in done.out
 
 
+def test_where_a_failure_that_is_not_memory_ended_and_an_engine_without_room() -> None:
+    ended = finegauge("why", MIXTRAL, str(FAILURES / "illegal_access.txt")).out
+    assert ended.startswith("No failure of memory; it ended in the backward pass of a step.")
+    refused = " ".join(finegauge("why", MIXTRAL, str(FAILURES / "vllm_blocks.txt")).out.split())
+    assert "a lower max_model_len, or a higher gpu_memory_utilization" in refused
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_one_sentence(name: str, tmp_path: Path) -> None:
     file = tmp_path / "x.pickle"

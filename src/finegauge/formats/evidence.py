@@ -160,7 +160,8 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
         r":(?!\w*(?:init|build|setup|create))\w*(?:vllm|sglang|rollout)\w*$", ":wake_up$",
         r":\w*(?:refit|(?:update|sync|receive|stream|broadcast)_\w*weights?)\w*$"),
     "data": _any(r"(?:^|/)(?:datasets|pandas|polars|pyarrow|tokenizers|json)/", r":\w*_datasets?$",
-        r":_?(?:pack|tokeni[sz]e|preprocess|read_(?:json|csv|parquet|jsonl|text))(?:_\w+)?$"),
+        r":_?(?:pack|tokeni[sz]e|preprocess|read_(?:json|csv|parquet|jsonl|text))(?:_\w+)?$",
+        r":_?cache_\w*(?:latents|embed\w*|encoder\w*)$"),
     "load": _any("from_(?:pretrained|preset|config)", r":_?load\w*$", ":set_module_tensor_to_device",
         ":quantize_(?:4bit|blockwise)$",
         rf"{_ENGINE}(?:\S*:)?(?:__init__|from_engine_args|(?:init|profile|capture)\w*)$",
@@ -183,7 +184,7 @@ OF_STEP = {  # the innermost frame that says so, but see `_follows`
         r"engine\.py:(?:step|_take_model_step)\b", r"\w*opt\w*\.step\(", "clip_grad", ":_?unscale_",
         r"(?:adam|adamw|muon|lion|galore|shampoo|adafactor)\w*\.py:", r":_init_group\b"),
     "loss": _any("loss_utils", r":_?convert_to_fp32\b", r":\w*CausalLMLoss\b", "log_softmax",
-        r":entropy_from_logits\b", "cross_entropy", "fused_linear", r"lm_head\b", r":\w*_from_logits\b",
+        "cross_entropy", "fused_linear", r"lm_head\b", r"\b\w*_from_logits\b",
         r"logits\b.{0,30}\.float\(\)", "kl_div", r":(?!\w*(?:compute|batch))\w+_loss(?::|$)",
         "^[^:]*/loss(?:es)?/"),
     "forward": _any(r"[:.]\w*(?:log_?probs?|logps)\w*(?:[:(]|$)", r":update_(?:policy|actor|critic)\b",
@@ -212,7 +213,7 @@ MARKS = Rules(  # of a log whose process was killed without a word, by its last 
         "KV cache memory", "warming up sampler"),
     evaluation=("(?i:\\brunning (?:evaluation|prediction|validation))", "['\"]eval_loss['\"]",
         "(?i:\\b(?:evaluat|validat|predict)ing\\b)", "[Vv]al(?:idation)? [Ll]oss",
-        r"^Val(?:idation)?:? +\d+%"),
+        r"^(?:Val(?:idation)?|Eval(?:uation)?|Prediction|Testing)\b[^|%]{0,20}\d+%"),
     save=(r"(?i:\b(?:sav|writ|merg|export|upload|push)(?:ing|ed)\b.{0,40}"
         r"\b(?:model|optimizer|checkpoint|current state|weights|shards|lora|adapters?)\b)",
         "Configuration saved in", "Saving the", "Summoning checkpoint"),
@@ -225,7 +226,7 @@ AWAY = ("evaluation", "save", "generation")  # of training
 TENSORS = {  # what a line of code holds, in words
     "kept logits": _any("pad_across_processes", "gather_function", "gather_for_metrics", "nested_concat",
         "nested_detach", "EvalLoopContainer", "torch_pad_and_concatenate"),
-    "KV cache": _any(r"cache_utils\.py", r"\b(?:key|value)_cache\b"),
+    "KV cache": _any(r"cache_utils\.py", r"\b(?:key|value|\w*kv)_cache"),
     "logits": _any(r"logits|cross_entropy|CausalLMLoss|lm_head|log_softmax"),
     "attention scores": _any(r"attn_weights|attention_scores|scores\b.*softmax|baddbmm|q\w* @ k"),
     "optimizer states": _any(r"zeros_like\(\s*p\b|exp_avg|state\[|init_state|_init_group|init_8bit"),
@@ -333,11 +334,12 @@ def placed(frames: Sequence[Frame]) -> tuple[str, str]:
             if more and rule.search(where if other else place):
                 stage = name
                 break
+    builds = any(where.endswith(":__init__") for where, _ in frames)  # something before the first step
     if not moment and any(re.search(_ENGINE, where) for where, _ in frames):
-        moment = "generation"
+        moment = "load" if builds else "generation"
     if moment:
         return moment, ""
-    return ("train", stage) if stage else _by_lines(frames, inside=inside)
+    return ("train", stage) if stage else _by_lines(frames, "train" if inside else "load" if builds else "")
 
 
 def _named(where: str) -> Iterator[str]:
@@ -347,15 +349,14 @@ def _named(where: str) -> Iterator[str]:
             yield name
 
 
-def _by_lines(frames: Sequence[Frame], *, inside: bool) -> tuple[str, str]:
+def _by_lines(frames: Sequence[Frame], otherwise: str) -> tuple[str, str]:
     """Return the moment and stage by what lines call and make: of C code, of frames left out, of own code."""
     calls = (f":{name}" for _, code in frames for name in re.findall(r"(\w{1,80})\(", code))
     if moment := next((name for call in calls for name in _named(call)), ""):
         return moment, ""
     if stage := MADE_IN.get(tensor_of(frames), ""):  # which lines of that stage alone make
         return "train", stage
-    builds = any(where.endswith(":__init__") for where, _ in frames)  # something before the first step
-    return ("train" if inside else "load" if builds else ""), ""
+    return otherwise, ""
 
 
 def tensor_of(frames: Sequence[Frame]) -> str:
@@ -439,7 +440,7 @@ class _Reader:
             return self._framed(more + rest, frames) if more else True
         if frames and not frames[-1][1]:
             marked = _MARKED_CODE.search(line)
-            if marked or re.match(r" {4,}\D", line):
+            if marked or re.match(r" {4,}[^\s\d]", line):
                 frames[-1] = frames[-1][0], (marked[1] or marked[2] or "" if marked else line).strip(" │")
                 return True
         return line.lstrip()[:1] in ("^", "~", "│" if frames else "^") or not line.strip()
@@ -517,7 +518,7 @@ class _Reader:
         self._best = Evidence(
             "", failure, cleaned(line.strip().partition(" If reserved but")[0][:MAX_SAID]),
             moment or self._mark, stage, code=cleaned(frames[-1][1][:MAX_SAID]) if frames else "",
-            tensor=tensor if moment != "load" or tensor == "optimizer states" else "",
+            tensor=tensor if moment != "load" or tensor in ("optimizer states", "KV cache") else "",
             rank=rank if rank >= 0 else None, step=self._step, **figures,
         )  # fmt: skip
 

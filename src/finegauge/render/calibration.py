@@ -135,7 +135,7 @@ def law_panels(answer: LawAnswer) -> tuple[Panel, Panel]:
 
 
 USES = {
-    "used": ("learned", "good"), "one_run": ("one run says nothing of the next", "soft"),
+    "used": ("learned", "good"), "one_run": ("not used: one run", "soft"),
     "no_better": ("not used: no better", "risky"),
     "noise": ("nothing to learn: the noise between runs", "soft"),
     "shipped_worse": ("not used: shipped rows would be worse", "risky"),

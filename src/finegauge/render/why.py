@@ -64,8 +64,6 @@ ELSEWHERE = {
     "of them.",
     "": "Nothing in it failed, and it holds no figure of memory.",
 }
-
-
 REMEDIES = {  # by the moment: what takes less there, beside the options of a run
     "load": "16 or 4 bits, a GPU of its own for each rank, the meta device where the model is sharded",
     "evaluation": "a smaller per_device_eval_batch_size, eval_accumulation_steps, prediction_loss_only",
@@ -105,11 +103,12 @@ def _headline(one: EvidenceAnswer) -> Text:
     if found.step == 0 and found.moment == "train" and found.failure:
         step = ", before the first step ended"
     rank = f", on rank {found.rank}" if found.rank is not None else ""
-    said = f" {where}{surely}" if where and found.failure not in ("", "other") else ""
+    said = f" {where}{surely}" if where and found.failure else ""
+    if found.failure == "other":
+        said = f"; it ended{said}" if found.stage or found.code else ""
     if not found.failure and found.peak_bytes:
-        return Toned(
-            "No failure", "strong"
-        ), f": a peak of {gib(found.peak_bytes)} ({METRICS[found.metric]})."
+        peak = f": a peak of {gib(found.peak_bytes)} ({METRICS[found.metric]})."
+        return Toned("No failure", "strong"), peak
     return Toned(PLACES[found.failure], "strong", "bad" if found.failure else ""), f"{said}{step}{rank}."
 
 
@@ -160,13 +159,8 @@ def _levels(one: EvidenceAnswer) -> Table | None:
     counted = "at the failure" + (", with what was asked for" if found.tried_bytes else "")
     counted = "counted" if found.peak_bytes else counted
     rows.insert(1, (Toned(counted, "strong"), "", Toned(f"{one.observed_bytes / GIB:.1f}", "strong"), ""))
-    return Table(
-        "Memory at that moment",
-        (what, "at rest\nGiB", "peak\nGiB", ""),
-        tuple(rows),
-        ends_in_text=True,
-        first_to_go=(1,),
-    )
+    columns = (what, "at rest\nGiB", "peak\nGiB", "")
+    return Table("Memory at that moment", columns, tuple(rows), ends_in_text=True, first_to_go=(1,))
 
 
 def _row(level: Level) -> tuple[Text, ...]:
@@ -207,7 +201,9 @@ def _causes(one: EvidenceAnswer, fits: bool) -> Iterator[str]:
     else:
         yield from _compared(one, first)
     remedy = REMEDIES.get("data" if found.stage == "data" else found.moment)
-    if found.failure in ("device_memory", "host_memory") and remedy and not ways:
+    if found.tensor == "KV cache" and not found.tried_bytes:  # an engine that refused to start
+        yield "The engine needs a lower max_model_len, or a higher gpu_memory_utilization and less beside it."
+    elif found.failure in ("device_memory", "host_memory") and remedy and not ways:
         yield f"There, less is taken by {remedy}."
 
 

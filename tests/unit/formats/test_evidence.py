@@ -448,6 +448,9 @@ def test_megabytes_of_garbage(tmp_path: Path) -> None:
     (["own.py main: ppl = compute_perplexity(m)", "own.py compute_perplexity: m(x)"], ("evaluation", "")),
     (["own.py restore: o.load_state_dict(s)", "torch/serialization.py load: f()"], ("resume", "")),
     (["nemo_rl/grpo.py refit_policy_generation: f()"], ("generation", "")),
+    (["trl/grpo.py __init__: self.llm = LLM(m)", "vllm/v1/core/kv.py check_enough: f()"], ("load", "")),
+    (["trl/grpo.py _logps_and_entropies: entropies = entropy_from_logits(x)"], ("train", "loss")),
+    (["own.py main: f()", "own.py cache_batch_latents: vae.encode(x)"], ("data", "")),
 ])  # fmt: skip
 def test_a_moment_by_what_frames_are_named(frames: list[str], moment: tuple[str, str]) -> None:
     lines = [re.sub(r"(\S+) (\S+): (.*)", r'  File "/env/site-packages/\1", line 3, in \2\n    \3', one)
@@ -479,6 +482,15 @@ def test_the_step_of_bars_without_an_end_of_line_and_of_an_evaluation() -> None:
     )
     found = text_evidence(f"{bars}\nKilled\n", "x")
     assert (found.step, found.moment) == (500, "evaluation")
+    assert text_evidence("Evaluation:  41%|###  | 128/312 [00:51<01:13, 2.5it/s]\nKilled\n", "x").step is None
+
+
+def test_the_line_that_ipython_marks() -> None:
+    text = (
+        "a/trainer.py in predict(self, data)\n   3006 \n   3007     loop = f()\n-> 3008     out = loop(\n"
+        "   3009         data,\nOutOfMemoryError: CUDA out of memory."
+    )
+    assert text_evidence(text, "x").code == "out = loop("
 
 
 PY_SPY = """Thread 4122 (idle): "tqdm"
