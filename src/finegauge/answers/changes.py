@@ -55,6 +55,16 @@ class AdviceAnswer(NamedTuple):
     smallest: ChangedRun | None  # hardware, where nothing on the same GPUs or no other kind of them does
 
 
+@Rules(absent=("framework",))
+class Exported(NamedTuple):
+    """The files that were written, how to start them, and what the framework cannot say."""
+
+    paths: tuple[str, ...]  # the training file first
+    command: str  # starts the training
+    warnings: tuple[str, ...]
+    framework: str | None = None  # where it was asked for
+
+
 class Fixed(NamedTuple):
     """A run written with the change that makes it fit, in the files of a framework."""
 

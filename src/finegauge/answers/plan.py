@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from finegauge.answers import Rules
-from finegauge.answers.changes import ChangedRun, Current, changed_run, current
+from finegauge.answers.changes import ChangedRun, Current, Exported, changed_run, current
 from finegauge.errors import FineGaugeError
 from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.planning.plan import Plan, changes
@@ -90,14 +90,6 @@ class Nearest(NamedTuple):
     limit: Literal["memory", "time", "budget", "unknown"]
     over_fraction: float | None
     plan: Candidate | None
-
-
-class Exported(NamedTuple):
-    """The files that a plan was written to, how to start them, and what the framework cannot say."""
-
-    paths: tuple[str, ...]
-    command: str
-    warnings: tuple[str, ...]
 
 
 class PlanAnswer(NamedTuple):
