@@ -206,7 +206,7 @@ def live_set(
         "optimizer": {
             ("logits", "held outputs"): outputs,
             ("activations", "embedding and head"): micro_batch.held_leaf
-            * (run.keeps_outputs or any([present(one.outlives) for one in micro_batch.kinds])),
+            * (run.keeps_outputs or any([present(one.outliving_bytes) for one in micro_batch.kinds])),
             ("activations", "all layers"): micro_batch.outlived([]),
             ("gradients",): weights.gradient_bytes * update.kept_fraction,
             ("workspace", "optimizer"): update.scratch_bytes,
@@ -324,7 +324,7 @@ class _MicroBatch:
             loose = named
             if keeping and not group.ops[0].keeps_input:
                 loose = largest(named, self.entry) + self.stream
-            kept = between["activations", "all layers"] - one.saved + moment.kept_bytes
+            kept = between["activations", "all layers"] - one.saved_bytes + moment.kept_bytes
             kept = kept - one.handed_on[0]  # which the layer is about to make
             parts: Parts = {
                 ("activations", "all layers"): kept,
@@ -388,7 +388,7 @@ class _MicroBatch:
             made = everything - of_embedding - gradient_bytes(group.ops)
             for standing, last in self._reached(index, second=second):
                 before, left = of_head if last else made, 0
-                held = self.outlived(standing) - (0.0 if last else one.outlives)
+                held = self.outlived(standing) - (0.0 if last else one.outliving_bytes)
                 for whole, some in zip(self.layers, standing, strict=True):
                     before = before - (some.count - (whole.count if last else 0)) * gradient_bytes(whole.ops)
                     left += some.count - whole.count
@@ -416,7 +416,7 @@ class _MicroBatch:
         held = 0.0
         for place, one in enumerate(self.kinds):
             passed = one.group.count - (standing[place].count if standing else 0)
-            held = held + (passed * one.outlives if passed > 0 else 0.0)
+            held = held + (passed * one.outliving_bytes if passed > 0 else 0.0)
         return held
 
     def _still_handed_on(self, index: int, standing: Sequence[LayerGraph]) -> float:
@@ -495,7 +495,10 @@ class _MicroBatch:
             if op.kind != "elementwise" or op.saved_bytes != ZERO:
                 break
             beside = largest(beside, op.live_backward_bytes.at(self.extents))
-        kept_bytes, beside_bytes = self.kinds[index].saved + moment.kept_bytes, moment.beside_bytes + beside
+        kept_bytes, beside_bytes = (
+            self.kinds[index].saved_bytes + moment.kept_bytes,
+            moment.beside_bytes + beside,
+        )
         return moment._replace(kept_bytes=kept_bytes, beside_bytes=beside_bytes)
 
     def _standing(self, index: int, *, last: bool) -> list[LayerGraph]:
@@ -534,7 +537,7 @@ class _MicroBatch:
         kept, rows = 0.0, 0
         checkpointed = list[LayerGraph]()
         for group, one in zip(layers, self.kinds, strict=True):
-            kept = kept + group.count * one.saved
+            kept = kept + group.count * one.saved_bytes
             if one.how != "none":
                 checkpointed.append(group)
             if one.how not in ("none", "offload") and not keeps_no_input(self.run, one.how, group.ops):

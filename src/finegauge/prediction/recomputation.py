@@ -198,8 +198,8 @@ class Kind(NamedTuple):
     group: LayerGraph
     how: str  # checkpointed
     place: int  # among the graph's layers
-    saved: float  # by autograd
-    outlives: float  # its backward pass
+    saved_bytes: float  # by autograd
+    outliving_bytes: float  # its backward pass
     handed_on: tuple[float, float]  # to later layers: before it is rebuilt, and after
 
 
