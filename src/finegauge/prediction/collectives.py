@@ -351,8 +351,8 @@ def collectives(run: Run) -> tuple[Collective, ...]:
     elif run.phase in TRAINED:
         again = passes_of_a_layer(run, share.graph)
         found += [_repeated(run, one) for one in exchanged(run, share, extents, again)]
-    for scorer in scorers(run, share):
-        found += forward_messages(run, scorer.share, extents)
+    for _, held in scorers(run, share):
+        found += forward_messages(run, held, extents)
     beside = run.phase in RL and engine(run.inference_engine).paged  # its messages are its own
     if run.phase in (*SERVING, *GENERATING) and not beside:
         batch = generation_of(run, extents)
