@@ -24,6 +24,7 @@ def test_at_least_150_models() -> None:
 @pytest.mark.parametrize("figures", ALL, ids=lambda figures: figures.name)
 def test_row_is_complete_and_its_count_exact(figures: ModelFigures) -> None:
     assert figures.source
+    assert "from memory" not in figures.source  # a page that was looked at
     assert figures.checked in ("2026-11-20", "2026-11-22", "2026-11-23", "2026-11-24", "2026-11-28")
     assert isinstance(figures.config["model_type"], str)
     assert figures.parameters is None or figures.parameters > 1e6

@@ -118,7 +118,7 @@ def among_data_ranks(run: Run, share: Share) -> Iterator[Collective]:
     if every(ranks == 1) and not run.sharding.startswith("zero"):
         return
     layers, span = stage_layers(run, share.graph.model), ranks * run.tensor_parallel
-    gradients = layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+    gradients = share.whole_gradient_bytes(layers)
     updated = gradients if run.trains_adapters else layers * share.layer_bytes + share.outer_bytes
     if by_megatron(run) and run.sharding in ("none", "zero1"):
         what = "gradients", "updated weights"

@@ -438,8 +438,7 @@ def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, B
 def _waiting_gradients(share: Share) -> float:
     run = share.run
     if accumulates_whole(run):
-        layers = stage_layers(run, share.graph.model)
-        return layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+        return share.whole_gradient_bytes(stage_layers(run, share.graph.model))
     reduced = gradients_left(run) if run.gradient_accumulation_steps == 1 else 1.0
     return share.graph.weights.gradient_bytes * reduced
 
