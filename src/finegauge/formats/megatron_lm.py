@@ -98,8 +98,10 @@ RENAMED = {
     **{f"{of}_parallelism": f"{of}_model_parallel_size" for of in ("tensor", "pipeline", "expert")},
     **{"context_parallelism": "context_parallel_size", "sequence_parallelism": "sequence_parallel"},
 }
-_OF_TUNING: dict[str, Any] = {"seq_length": 2048, "global_batch_size": 128, "micro_batch_size": 1, "train_iters": 1000}
-_OF_TUNING |= {"use_distributed_optimizer": True, "packed_sequence": True, "peft_scheme": "none"}
+_OF_TUNING: dict[str, Any] = {
+    **{"seq_length": 2048, "global_batch_size": 128, "micro_batch_size": 1, "train_iters": 1000},
+    **{"use_distributed_optimizer": True, "packed_sequence": True, "peft_scheme": "none"},
+}
 BASES: Mapping[str, Mapping[str, Any]] = {  # of Megatron-Bridge's flat recipes, which set the rest
     "_pretrain_common": {
         **{"seq_length": 4096, "global_batch_size": 32, "micro_batch_size": 2},
