@@ -134,7 +134,7 @@ def _read_method(reading: Reading) -> None:
         reading.set("context_parallel", ulysses, *_ULYSSES)
     joined = any(map(reading.flag, _JOINED)) or reading.flag(_DYNAMIC)
     reading.set("padding", "free" if joined else "max", *_JOINED, _DYNAMIC)
-    of_group, gpus = reading.whole(_GROUP, 1, 10**6, -1), reading.launched_gpus or 1
+    of_group, gpus = reading.whole(_GROUP, -1, 10**6, -1), reading.launched_gpus or 1
     if 0 < of_group < gpus and not megatron:  # copies of groups that shard
         reading.set("sharding", "hybrid", _GROUP)
         reading.set("data_parallel_shard", of_group, _GROUP)
