@@ -28,21 +28,9 @@ _MAX_DEPTH = 16
 _MAX_TASKS = 40
 _MAX_RECIPES, _MAX_SET, _MAX_VALUE = 100, 100, 300  # variables and their characters
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-_COUNTS = (
-    "replicas",
-    "parallelism",
-    "numNodes",
-    "numWorkers",
-    "minAvailable",
-)  # of pods; the first that is stated
-_JOINED = (
-    "PyTorchJob",
-    "TrainJob",
-    "PaddleJob",
-    "MPIJob",
-    "RayJob",
-    "RayCluster",
-)  # of several kinds of pods
+# Counts of pods, of which the first that is stated holds, and kinds of several kinds of pods.
+_COUNTS = ("replicas", "parallelism", "numNodes", "numWorkers", "minAvailable")
+_JOINED = ("PyTorchJob", "TrainJob", "PaddleJob", "MPIJob", "RayJob", "RayCluster")
 _RUNTIMES = {  # of Kubeflow's trainer: the file of torchtune that each starts (manifests, read 2026-11-23)
     "torchtune-llama3.2-1b": "llama3_2/1B_full",
     "torchtune-llama3.2-3b": "llama3_2/3B_full",

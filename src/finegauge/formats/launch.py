@@ -89,6 +89,7 @@ _TRAINS_NOTHING = re.compile(
     r"(run_)?(export|merge|convert|infer|eval|predict|generate|serve)\w*\.py$|axolotl\.cli\.(?!train)\w+$"
 )
 _TRAINS = re.compile(r"train|tun|sft|dpo|grpo|lora")
+_ARRAY = re.compile(r"(?ms)=\(\s*$.*?^\s*\)")  # whose comments end with their lines
 _CUT_SHORT = re.compile(r"\\\n[ \t]*#[^\n]*\n[ \t]*-|\\ +#")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
@@ -197,8 +198,12 @@ def _first(trainings: Sequence[Launch], place: Place, text: str) -> Launch:
     for one in trainings:
         different += [one.keys] if one.keys not in different else []
     said = list[str]()
-    if _CUT_SHORT.search(text):
+    if _CUT_SHORT.search(_ARRAY.sub("", text)):
         said.append(f"{place.name}: a comment within a command ends it: what stands behind is not passed.")
+    if re.search(r"\\[ \t]+\r?\n[ \t]*-", text):
+        said.append(
+            f"{place.name}: a space behind a backslash ends a command: what follows is read all the same."
+        )
     if len(different) > 1:
         said.append(
             f"{place.name} starts {len(different)} trainings: the first is read; name another by its "
@@ -219,10 +224,7 @@ def says_more(refusal: FileFormatError) -> bool:
 
 
 def _of_document(text: str, place: Place) -> Launch:
-    """Return the training of Python that a here-document holds.
-
-    Raises: FileFormatError where it starts none.
-    """
+    """Return the training of Python that a here-document holds."""
     try:
         script = scripts.load_python(text, place.name)
     except FileFormatError as error:  # it may well prepare one
@@ -231,10 +233,7 @@ def _of_document(text: str, place: Place) -> Launch:
 
 
 def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -> Launch | None:
-    """Return the training that one command starts; None where it starts none.
-
-    Raises: FileFormatError where it starts one that is not read.
-    """
+    """Return the training that one command starts; None where it starts none."""
     words = until_pipe(command.words)
     if not words or words[0][:1] == "-" or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
@@ -549,10 +548,7 @@ def _is_training(value: Any, place: Place) -> bool:
 
 
 def _known_to_programs(named: str, place: Place) -> dict[str, str]:
-    """Return the options of a configuration that is not here: a program's own, or torchtitan's.
-
-    Raises: FileFormatError for any other file.
-    """
+    """Return the options of a configuration that is not here: a program's own, or torchtitan's."""
     if titan := re.search(r"(?:^|/)train_configs/(\w+?)_(\d[\w.]*)\.toml$", named[-200:]):
         return {"module": titan[1], "config": f"{titan[1]}_{titan[2].replace('.', '_')}"}
     if not named.endswith(CONFIGS):

@@ -36,17 +36,8 @@ UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
 OF_LAUNCHERS = (
     *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
-    *(
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "local_rank",
-        "machine_rank",
-        "main_process_ip",
-        "standalone",
-        "rdzv_endpoint",
-        "rdzv_backend",
-    ),
+    *("node_rank", "master_addr", "master_port", "local_rank", "machine_rank", "main_process_ip"),
+    *("standalone", "rdzv_endpoint", "rdzv_backend"),
 )
 # Keys of files, logs and learning: neither memory nor time hangs on what they hold.
 OF_FILES = re.compile(
@@ -209,10 +200,7 @@ def _layers_apart(seen: int, processes: int) -> list[str]:
 
 
 def _named_after(named: str, place: Place) -> dict[str, Any]:
-    """Return accelerate's keys that the name of its file tells: deepspeed_zero3.yaml, fsdp.yaml.
-
-    Raises: FileFormatError where it tells nothing.
-    """
+    """Return accelerate's keys that the name of its file tells: deepspeed_zero3.yaml, fsdp.yaml."""
     name = os.path.basename(named).lower()
     stage = re.search(STAGE, name)
     if stage is not None and stage[1] != "0":
@@ -220,7 +208,8 @@ def _named_after(named: str, place: Place) -> dict[str, Any]:
     if name == "single_gpu":
         return {"distributed_type": "NO", "num_processes": 1}
     if "fsdp" in name or "multi_gpu" in name or "ddp" in name:
-        return {"distributed_type": "FSDP" if "fsdp" in name else "MULTI_GPU", "fsdp_config": {}}
+        offloads = {"fsdp_offload_params": True} if "offload" in name else {}
+        return {"distributed_type": "FSDP" if "fsdp" in name else "MULTI_GPU", "fsdp_config": offloads}
     raise FileFormatError(
         f"{place.name} names accelerate's file {shown(named)}, which is not here; it says how many GPUs "
         "there are and how the model is divided. Add it, or take it off and state num_gpus=… and sharding=…."

@@ -88,7 +88,34 @@ _UNASKED: Mapping[str, Mapping[str, Any]] = {
     "finetune": {"seq_length": 2048, "global_batch_size": 128, "train_iters": 1000, "peft_scheme": "lora"},
 }
 _OF_LORA = {"peft_dim": 8, "peft_alpha": 16, "use_distributed_optimizer": False}
-_RENAMED = {"max_steps": "train_iters", "sequence_length": "seq_length", "peft": "peft_scheme"}
+RENAMED = {
+    **{
+        "max_steps": "train_iters",
+        "sequence_length": "seq_length",
+        "peft": "peft_scheme",
+        "hf_path": "model",
+    },
+    **{f"{of}_parallelism": f"{of}_model_parallel_size" for of in ("tensor", "pipeline", "expert")},
+    **{"context_parallelism": "context_parallel_size", "sequence_parallelism": "sequence_parallel"},
+}
+_OF_TUNING: dict[str, Any] = {
+    **{"seq_length": 2048, "global_batch_size": 128, "micro_batch_size": 1, "train_iters": 1000},
+    **{"use_distributed_optimizer": True, "packed_sequence": True, "peft_scheme": "none"},
+}
+BASES: Mapping[str, Mapping[str, Any]] = {  # of Megatron-Bridge's flat recipes, which set the rest
+    "_pretrain_common": {
+        **{"seq_length": 4096, "global_batch_size": 32, "micro_batch_size": 2},
+        **{"train_iters": 300_000, "use_distributed_optimizer": True},
+    },
+    "_sft_common": _OF_TUNING,
+    "_peft_common": {
+        **_OF_TUNING,
+        "peft_scheme": "lora",
+        "peft_dim": 32,
+        "peft_alpha": 32,
+        "peft_target_modules": [*_TARGETS],
+    },
+}
 _OF_MINDSPEED = ("lora_r", "lora_alpha", "lora_dropout")  # MindSpeed-LLM's, of Ascend
 _COMMAND = re.compile(r"(\w+?)_(pretrain|finetune|sft|peft)_(?:config|recipe)")
 
@@ -99,7 +126,7 @@ def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
     for path, value in dotted(keys).items():
         section, _, name = path.rpartition(".")
         prefixed = f"peft_{name}" if section.rpartition(".")[2] == "peft" else name
-        flat[_RENAMED.get(prefixed, prefixed)] = value
+        flat[RENAMED.get(prefixed, prefixed)] = value
     command, model = str(flat.get("command", "pretrain")), str(flat.get("recipe_model", ""))
     fast = str(flat.pop("performance_mode", "")).lower() == "true"
     in_fp32 = str(flat.pop("grad_reduce_in_fp32", not fast)).lower() == "true"
@@ -115,14 +142,15 @@ def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
             found["seq_length"] = 1024 * int(longer[2])
         if fast or maker == "bridge":
             found["peft_target_modules"] = ["linear_qkv"]
-        stated = str(flat.get("global_batch_size", 8))
-        if maker == "bridge" and stated.isdecimal() and int(stated) % 8:
+        stated, degrees = str(flat.get("global_batch_size", 8)), [flat.get(name) for name in DEGREES]
+        shared = prod(int(str(one)) for one in degrees if str(one).isdecimal())
+        if maker == "bridge" and ((stated.isdecimal() and int(stated) % 8) or shared > 8):
             del found["num_gpus_per_node"]  # it is torchrun's, and not 8 then
         scheme = str(flat.get("peft_scheme", found.get("peft_scheme", "none"))).lower()
         kind = "pretrain" if command == "pretrain" else "lora" if scheme in ("lora", "dora") else "full"
         known = _RECIPES.get((kind, model))
         flat = {**found, **(_OF_LORA if kind == "lora" else {}), **(known or {}), **flat}
-        if known is None:
+        if known is None and "tensor_model_parallel_size" not in flat:
             flat["recipe_degrees"] = "unknown"
         if "devices" in flat:
             flat["num_gpus_per_node"] = flat.pop("devices")
@@ -476,6 +504,7 @@ def _read_sharding(reading: Reading) -> None:
     distributed = reading.flag("use_distributed_optimizer", default=reading.format.name != FORMAT.name)
     kind = "zero1" if shards == "none" and distributed else shards
     reading.set("sharding", kind, *_FSDP, *_ZERO, "use_distributed_optimizer")
+    reading.set("save_optimizer", not reading.flag("no_save_optim"), "no_save_optim")
 
 
 def _read_chunks(reading: Reading, stages: int) -> None:
@@ -538,7 +567,7 @@ PARALLELISM = Row(
     "account_for_loss_in_pipeline_split num_layers_in_first_pipeline_stage "
     "num_layers_in_last_pipeline_stage decoder_first_pipeline_num_layers "
     "decoder_last_pipeline_num_layers optimizer_cpu_offload global_batch_size train_samples "
-    f"{_LAYOUT} {_CAPACITY}",
+    f"{_LAYOUT} {_CAPACITY} no_save_optim",
     _read_parallelism,
 )
 OPTIMIZER = key("optimizer", "optimizer", "adamw", more={"adam": "adamw"})

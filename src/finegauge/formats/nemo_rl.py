@@ -226,5 +226,7 @@ FORMAT = Format(
     ),
     model_key=_MODEL,
     lists_its_keys=False,
-    adapt=dotted,
+    adapt=lambda keys: {
+        key.replace("automodel_cfg", "dtensor_cfg"): one for key, one in dotted(keys).items()
+    },
 )

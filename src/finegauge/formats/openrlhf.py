@@ -54,7 +54,7 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
         group, last = path.partition(".")[0], path.rpartition(".")[2]
         usual = f"{group}_{last}" if group in _WITH_GROUP else last
         found[_GROUPED.get(path, usual)] = value
-    if any(path.startswith("fsdp.") for path in inside):  # in place of DeepSpeed
+    if any(path.startswith(("fsdp.", "fsdp2_")) for path in (*inside, *found)):  # in place of DeepSpeed
         found["fsdp"] = True
     if inside and found.get("trainer") in ("ppo", "ppo_ray"):
         found = {"micro_train_batch_size": 1, "max_len": 2048, **found}

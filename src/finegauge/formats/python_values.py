@@ -9,7 +9,8 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from typing import Any
 
 from finegauge.documents import parse_yaml
@@ -35,19 +36,12 @@ _SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_TEXT = 4096
 _BINARY: Mapping[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
 }
 
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 }
 
 
@@ -186,6 +180,8 @@ class Values:
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
                 self._amend(node.targets[0], node.value)
+        if any(isinstance(node, ast.Call) and callee(node.func)[1] == "Fire" for node in nodes):
+            self.declared |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         for name in [name for name in self._options if name.startswith("no_")]:
             if name[3:] in self._namespace:
                 self._options[name[3:]] = False
@@ -212,8 +208,26 @@ class Values:
         return self._options.get(name, OPAQUE)
 
     def named(self, call: ast.Call) -> dict[str, Any]:
-        """Return what a call gives by names."""
-        return {one.arg: self.of(one.value) for one in call.keywords if one.arg}
+        """Return what a call gives by names, and by mappings that it unpacks."""
+        return self._merged([(one.arg, one.value) for one in call.keywords])
+
+    def within(self, taken: ast.arguments, given: Mapping[str, Any]) -> "Values":
+        """Return the values as a function has them that takes `taken`, where names are `given`."""
+        seen, unasked = copy(self), [*taken.defaults, *taken.kw_defaults]
+        names = [one.arg for one in (*taken.args, *taken.kwonlyargs)]
+        pairs = zip(names[len(names) - len(unasked) :], unasked, strict=True)
+        usual = {name: self.of(value) for name, value in pairs if value is not None}
+        seen._options, seen._resolved = {**self._options, **usual, **given}, {}
+        return seen
+
+    def _merged(self, pairs: Iterable[tuple[str | None, ast.expr]]) -> dict[str, Any]:
+        """Return names and values; those of a mapping where one is unpacked, whose name is None."""
+        found = dict[str, Any]()
+        for name, node in pairs:
+            value = self.of(node)
+            unpacked = value if isinstance(value, dict) else {}
+            found |= {name: value} if name else {key: self.of(one) for key, one in unpacked.items()}
+        return found
 
     def drop_dead_branches(self, nodes: list[ast.AST]) -> bool:
         """Empty the branches whose conditions the text decides the other way; return whether there were any.
@@ -452,8 +466,8 @@ class Values:
         return OPAQUE if any(item is OPAQUE for item in items) or _leaves(items) > _MAX_TEXT else items
 
     def _dict(self, node: ast.Dict) -> Any:
-        pairs = [(self.of(key), value) for key, value in zip(node.keys, node.values, strict=True) if key]
-        found = {key: self.of(value) for key, value in pairs if isinstance(key, str)}
+        keyed = [(key and self.of(key), value) for key, value in zip(node.keys, node.values, strict=True)]
+        found = self._merged([(key, value) for key, value in keyed if key is None or isinstance(key, str)])
         return OPAQUE if _leaves(found) > _MAX_TEXT else found
 
     def _subscript(self, node: ast.Subscript) -> Any:
@@ -573,17 +587,14 @@ class Values:
 
 _KINDS: Mapping[type, Callable[[Values, Any], Any]] = {
     ast.Constant: lambda _, node: node.value,
-    ast.Name: Values._name,
-    ast.Attribute: Values._attribute,
+    **{
+        ast.Name: Values._name,
+        ast.Attribute: Values._attribute,
+        ast.Dict: Values._dict,
+        ast.Call: Values._call,
+    },
     **dict.fromkeys((ast.List, ast.Tuple, ast.Set), Values._list),
-    ast.Dict: Values._dict,
-    ast.Call: Values._call,
-    ast.ListComp: Values._comprehension,
-    ast.Subscript: Values._subscript,
-    ast.BinOp: Values._binary,
-    ast.UnaryOp: Values._unary,
-    ast.BoolOp: Values._boolean,
-    ast.IfExp: Values._condition,
-    ast.Compare: Values._comparison,
-    ast.JoinedStr: Values._text,
+    **{ast.ListComp: Values._comprehension, ast.Subscript: Values._subscript, ast.BinOp: Values._binary},
+    **{ast.UnaryOp: Values._unary, ast.BoolOp: Values._boolean, ast.IfExp: Values._condition},
+    **{ast.Compare: Values._comparison, ast.JoinedStr: Values._text},
 }

@@ -254,10 +254,7 @@ def _is_build(name: str) -> bool:
 
 
 def _of_python(text: str, file: str, name: str) -> _Loaded:
-    """Return the training of a script, or of the commands that it starts.
-
-    Raises: FileFormatError where there is none.
-    """
+    """Return the training of a script, or of the commands that it starts."""
     from finegauge.formats import launch
     from finegauge.formats.containers import tasks_of_python
     from finegauge.formats.launchers import Place, of_dotenv

@@ -44,50 +44,85 @@ def _of_nemo(
     nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str], wanted: str
 ) -> tuple[dict[str, Any], set[str], tuple[str, ...]]:
     """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes."""
-    from finegauge.formats.megatron_lm import FORMAT, recipe_of
+    from finegauge.formats.megatron_lm import FORMAT, RENAMED, recipe_of
 
-    stated, recipe = dict[str, Any](), dict[str, Any]()
-    makers = {one.name: one for one in nodes if isinstance(one, ast.FunctionDef) and recipe_of(one.name, "")}
+    functions = {one.name: one for one in nodes if isinstance(one, ast.FunctionDef)}
+    makers = [name for name in functions if recipe_of(name, "")]
     asked = wanted if wanted in makers else next(iter(makers), "")
-    if makers:
-        nodes, recipe = [*ast.walk(makers[asked])], recipe_of(asked, "")
-    for node in nodes:
-        if isinstance(node, ast.Call):
-            owner, name = callee(node.func)
-            recipe = recipe or recipe_of(name, owner or modules.get(name, "").rpartition(".")[2])
-            prefix = "peft_" if "LoRA" in (name, *map(last_name, node.args)) else ""
-            stated |= {"peft_scheme": "lora"} if prefix else {}
-            stated |= {
-                prefix + str(one.arg): values.of(one.value) for one in node.keywords if not _is_its_own(one)
-            }
-            if name == "from_hf_pretrained" and node.args:
-                stated["model"] = values.of(node.args[0])
-            for word in {name, *map(last_name, node.args[:1])} & {"pretrain", "finetune"}:  # of run.Partial
-                stated["command"] = word
-        elif isinstance(node, ast.Attribute | ast.Name) and re.search(
-            r"Config\d|Provider\d", last_name(node)
-        ):
-            stated.setdefault("recipe_model", last_name(node))
-    for node in nodes:  # over what the calls say
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            target = node.targets[0]
-            prefix = "peft_" if last_name(target.value) == "peft" else ""
-            stated[prefix + target.attr] = values.of(node.value)
-            if target.attr in ("mixed_precision", "plugins"):
-                stated |= _narrow(node.value, values)
-    known = {*FORMAT.keys, "max_steps", "sequence_length", "peft", "performance_mode", "val_check_interval"}
-    computed = {key for key, value in stated.items() if key in known and value is OPAQUE}
+    named = values.assigned("NAME")  # of the module that holds NeMo 2's
+    recipe = recipe_of(asked, str(named.value) if isinstance(named, ast.Constant) else "")
+    lines = _Lines(functions, values, modules, ())
+    stated = recipe | (lines.of_function(asked, {}) if makers else lines.of_nodes(nodes)) | recipe
+    known = {*FORMAT.keys, *RENAMED, "performance_mode", "val_check_interval", "from_recipe"}
     told = {
-        key: v for key, v in stated.items() if key in known and isinstance(v, str | int | float | list | None)
+        key: v for key, v in stated.items() if key in known and v is not OPAQUE and not isinstance(v, dict)
     }
-    known_already = {"model", "peft"} if recipe or "recipe_model" in stated else set[str]()
-    found = {**recipe, **told, **{key: recipe[key] for key in recipe.keys() & {"recipe_model"}}}
-    return found, computed - known_already, _several("recipes", makers, asked) if not wanted else ()
+    computed = {key for key, value in stated.items() if key in known and value is OPAQUE}
+    computed -= {"model", "peft"} if "recipe_model" in stated else set()
+    return told, computed, _several("recipes", makers, asked) if not wanted else ()
 
 
-def _is_its_own(given: ast.keyword) -> bool:
-    """Return whether a call gets what the recipe has itself: seq_length=recipe.model.config.seq_length."""
-    return isinstance(given.value, ast.Attribute) and given.value.attr == given.arg
+class _Lines(NamedTuple):
+    """What the lines of a text state over a recipe of NeMo 2's or Megatron-Bridge's."""
+
+    functions: Mapping[str, ast.FunctionDef]
+    values: Values
+    modules: Mapping[str, str]
+    open: tuple[str, ...]  # functions that are being read
+
+    def of_function(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a function states, handed `given`: what it takes unasked, its locals and calls."""
+        taken, held, nodes = self.functions[name].args, dict(given), [*ast.walk(self.functions[name])]
+        for node in nodes:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
+                held[target.id] = self.values.within(taken, held).of(node.value)
+        values = self.values.within(taken, held)
+        return self._replace(values=values, open=(*self.open, name)).of_nodes(nodes)
+
+    def of_nodes(self, nodes: Sequence[ast.AST]) -> dict[str, Any]:
+        """Return what calls state, then what is set over them."""
+        stated = dict[str, Any]()
+        for node in nodes:
+            if isinstance(node, ast.Call):
+                stated |= self._of_call(node, stated)
+        for node in nodes:
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute):
+                prefix, value = (
+                    "peft_" if last_name(target.value) == "peft" else "",
+                    self.values.of(node.value),
+                )
+                if value is not OPAQUE or target.attr != "optimizer":  # which a call that is read has made
+                    stated[prefix + target.attr] = value
+                if target.attr in ("mixed_precision", "plugins"):
+                    stated |= _narrow(node.value, self.values)
+        named = (last_name(node) for node in nodes if isinstance(node, ast.Attribute | ast.Name))
+        sizes = [name for name in named if re.search(r"Config\d|Provider\d", name)]
+        return {"recipe_model": sizes[0], **stated} if sizes else stated
+
+    def _of_call(self, call: ast.Call, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what one call states, over what stood before it."""
+        from finegauge.formats.megatron_lm import BASES, recipe_of
+
+        (owner, name), words = callee(call.func), self.values.named(call)
+        if self.open and name in self.functions and name not in self.open:
+            return self.of_function(name, words)
+        own = {
+            str(one.arg)
+            for one in call.keywords
+            if isinstance(one.value, ast.Attribute) and one.value.attr == one.arg
+        }  # seq_length=recipe.model.config.seq_length
+        made = recipe_of(name, owner or self.modules.get(name, "").rpartition(".")[2])
+        found = {**BASES.get(name, {}), **({} if "from_recipe" in before else made)}
+        prefix = "peft_" if "LoRA" in (name, *map(last_name, call.args)) else ""
+        found |= {"peft_scheme": "lora"} if prefix else {"optimizer": "muon"} if "_muon_" in name else {}
+        found |= {prefix + key: value for key, value in words.items() if key not in own}
+        if name == "from_hf_pretrained" and call.args:
+            found["model"] = self.values.of(call.args[0])
+        for word in {name, *map(last_name, call.args[:1])} & {"pretrain", "finetune"}:  # of run.Partial
+            found["command"] = word
+        return found
 
 
 def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:

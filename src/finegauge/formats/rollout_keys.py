@@ -81,7 +81,10 @@ def ppo_row() -> Row:
     """Return the row of what TRL's PPO trainer generates, and of its other models."""
     policy, judge, answer = "sft_model_path", "reward_model_path", "response_length"
     epochs, updates, at_once = "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size"
-    by_rule = "reward_model_name_or_path"  # of GRPO's script, which takes rules too
+    episodes, by_rule = (
+        "total_episodes",
+        "reward_model_name_or_path",
+    )  # of GRPO's script, which takes rules too
 
     def read(reading: Reading) -> None:
         if reading.fields["phase"] == "grpo":
@@ -96,11 +99,12 @@ def ppo_row() -> Row:
         if not reading.stated("max_length", "max_seq_length"):
             reading.warn("Prompts are taken as 512 tokens long; seq_len=… of both together says another.")
             reading.set("seq_len", 512 + written, answer)
+        reading.take("num_samples", episodes)
         reading.take("ppo_epochs", epochs, 4)
         reading.take("num_mini_batches", updates, 1)
         reading.take("generation_batch_size", at_once, 64)
 
-    return Row(" ".join((policy, judge, by_rule, answer, epochs, updates, at_once)), read)
+    return Row(" ".join((policy, judge, by_rule, answer, epochs, updates, at_once, episodes)), read)
 
 
 def other_model(reading: Reading, field: str, key: str) -> None:

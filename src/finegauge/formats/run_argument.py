@@ -166,10 +166,7 @@ def _may_be_name(argument: str) -> bool:
 
 
 def _known_model(name: str) -> str:
-    """Return `name` where it may be a model's: one of the catalogue, or owner/name.
-
-    Raises: InputError naming models and files that are close.
-    """
+    """Return `name` where it may be a model's: one of the catalogue, or owner/name."""
     if "/" in name or name.casefold().endswith(".gguf"):
         return name
     from finegauge.catalogue.models import model, models, named_like

@@ -11,6 +11,7 @@ from typing import Any
 
 from finegauge.documents import parse_json
 from finegauge.errors import FileFormatError
+from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
 from finegauge.formats.loops import instead, own_loop
@@ -32,27 +33,16 @@ class Script(NamedTuple):
     own: frozenset[str] = frozenset()  # options of its own parser, which only it reads
 
 
-_TRL_ARGUMENTS = {
-    "SFTConfig": "sft",
-    "DPOConfig": "dpo",
-    "GRPOConfig": "grpo",
-    "RewardConfig": "reward",
-    "KTOConfig": "kto",
-    "ORPOConfig": "orpo",
-    "CPOConfig": "cpo",
-    "PPOConfig": "ppo",
-    "RLOOConfig": "rloo",
-}
-_TRL_TRAINERS = {name.replace("Config", "Trainer"): word for name, word in _TRL_ARGUMENTS.items()}
+_TRL_WORDS = ("SFT", "DPO", "GRPO", "Reward", "KTO", "ORPO", "CPO", "PPO", "RLOO")
+_TRL_ARGUMENTS = {f"{word}Config": word.lower() for word in _TRL_WORDS}
+_TRL_TRAINERS = {f"{word}Trainer": word.lower() for word in _TRL_WORDS}
 _HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments"}
 _TRAINERS = {*_TRL_TRAINERS, "Trainer", "Seq2SeqTrainer", "UnslothTrainer"}
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastSentenceTransformer")
 # Classes whose arguments are a framework's own keys: the module that reads them.
 _OTHERS = {
-    "DictDefault": "axolotl",
-    "TrainArguments": "ms_swift",
-    "SftArguments": "ms_swift",
-    "RLHFArguments": "ms_swift",
+    **{"DictDefault": "axolotl", "LLMTrainingParams": "autotrain"},
+    **dict.fromkeys(("TrainArguments", "SftArguments", "RLHFArguments"), "ms_swift"),
 }
 _OF_LORA = {
     "r": "lora_r",
@@ -74,13 +64,8 @@ _OF_BITSANDBYTES = {
     "bnb_4bit_quant_type": "bnb_4bit_quant_type",
 }
 _OF_MODEL = (
-    "dtype",
-    "torch_dtype",
-    "attn_implementation",
-    "load_in_4bit",
-    "load_in_8bit",
-    "experts_implementation",
-    "full_finetuning",
+    *("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit"),
+    *("experts_implementation", "full_finetuning"),
 )
 _FINETUNES = tuple(
     f"finetune_{part}" for part in ("vision_layers", "language_layers", "attention_modules", "mlp_modules")
@@ -149,7 +134,9 @@ def load_python(
     if recipe:
         return Script(recipe, recipe.pop(READER), (*warnings, *remark))
     if script.theirs:
-        return Script(script.keys, script.theirs, warnings)
+        of_class = script.theirs == "autotrain"  # whose class names what `autotrain llm` takes
+        keys = of_options({"task": "llm", **script.keys}) if of_class else script.keys
+        return Script(keys, script.theirs, warnings)
     if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
         loop = own_loop(list(ast.walk(tree)), script.values, script.modules)
         vllm = script.modules.get("LLM", "").startswith("vllm")
@@ -168,7 +155,7 @@ def load_python(
     if script.is_unsloth:
         own = frozenset(script.values.declared)
         return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings, own)
-    if script.calls & _HF_ARGUMENTS and not script.calls & {*_TRL_ARGUMENTS}:
+    if script.is_old or (script.calls & _HF_ARGUMENTS and not script.calls & {*_TRL_ARGUMENTS}):
         keys = {"bf16": False, "gradient_checkpointing": False, **keys}  # TRL takes all that they hold
     if script.values.asks_for_bf16 and keys.get("bf16") is True:
         keys["bf16"] = "auto"
@@ -204,10 +191,7 @@ def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:
-    """Return a framework's file that a script holds as a mapping.
-
-    Raises: FileFormatError where it holds none.
-    """
+    """Return a framework's file that a script holds as a mapping."""
     for mapping in script.values.mappings():
         if (reader := recognise(mapping)) not in ("", RUN_FILE):
             data = {"dataset": script.trained_on} if reader == "ludwig" and script.trained_on else {}
@@ -282,7 +266,7 @@ class _Reader:
         self.calls |= self.values.parsed_classes
         self.made = Counter[str]()  # how often each is called
         self.theirs = ""  # the module that reads the keys of a framework's own class
-        self.is_unsloth = False
+        self.is_unsloth = self.is_old = False  # old: a trainer takes what TRL 0.16 took away
         self.adapts = False
         self.loads_itself = False
         self._trainings: set[str] = set()  # names of training arguments
@@ -296,6 +280,8 @@ class _Reader:
         self.trained_on = ""
         self._told = dict[str, Any]()  # fields that calls tell outright, as the GPU that a cloud is asked for
         self._taken = list[int]()  # how many samples of a data set are taken
+        unsure = (n for n in nodes if isinstance(n, ast.If) and "debug" in ast.unparse(n.test))
+        self._unsure = {id(part) for one in unsure for part in ast.walk(one)}  # run in trials alone
         self._read_all(nodes)
         if self._cuts and not {"max_length", "max_seq_length", "model_max_length"} & {*self.keys}:
             self.keys["max_length"] = max(self._cuts)
@@ -334,7 +320,7 @@ class _Reader:
                         found.append(taken)
                 elif isinstance(node, ast.Name) and node.id not in seen:
                     seen.add(node.id)
-                    ways += [one] if (one := self.values.assigned(node.id)) is not None else []
+                    ways += [one] if isinstance(one := self.values.assigned(node.id), ast.expr) else []
         if not (samples := min(found, default=0)):
             return {}
         words = self.keys.get("predict_with_generate") or self.keys.get("prediction_loss_only")
@@ -368,8 +354,9 @@ class _Reader:
                 self.keys["trainer"] = _TRL_TRAINERS[name]
             self._take(call, dict.fromkeys(_OF_TRAINER))
             self._take_model(call, "model")
-            self.has_arguments |= any(one.arg in ("args", None) for one in call.keywords)
             given = {str(one.arg): one.value for one in call.keywords}
+            self.has_arguments |= bool({"args", "None"} & {*given})
+            self.is_old |= name in _TRL_TRAINERS and "tokenizer" in given
             self.keeps_logits |= "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
             self._evaluated = given.get("eval_dataset", self._evaluated)
         elif name == "from_pretrained" and (
@@ -457,7 +444,9 @@ class _Reader:
             self.builds = True
         elif name == "gradient_checkpointing_enable":
             self._note("gradient_checkpointing", True)
-        elif name == "prepare_model_for_kbit_training":
+        elif (owner, name) == ("torch", "compile"):
+            self._note("torch_compile", True)
+        elif name in ("prepare_model_for_kbit_training", "prepare_model_for_int8_training"):
             told = [self.values.of(one.value) for one in call.keywords if "checkpointing" in str(one.arg)]
             self._note("gradient_checkpointing", True if not told or told[0] is not False else None)
             self._told["upcast_unquantized"] = True
@@ -472,7 +461,7 @@ class _Reader:
                 named = told.get("data_files")
             named = named if isinstance(named, str) else None
             self._note("dataset_name", named)
-        if taken := self._samples(call, name, told):
+        if (taken := self._samples(call, name, told)) and id(call) not in self._unsure:
             self._taken.append(taken)
         elif name == "train_test_split" and isinstance(share := told.get("test_size"), float) and share < 1:
             self._told["validation_fraction"] = share
@@ -495,6 +484,8 @@ class _Reader:
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
             if callee(value.func)[1] in {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg"} | _HF_ARGUMENTS:
                 self._trainings.add(target.id)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):  # of a parser
+            self._trainings |= {name for name in map(last_name, target.elts) if "train" in name}
         elif isinstance(target, ast.Attribute) and last_name(target.value) in self._trainings:
             self.keys.pop(target.attr, None)
             self._note(target.attr, self.values.of(value))

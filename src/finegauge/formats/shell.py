@@ -20,9 +20,7 @@ MAX_WORDS = 5_000  # of a command
 MAX_SCRIPT = 400_000  # characters
 _MAX_VALUE, _MAX_ARRAY = 16_384, 200_000  # characters, of one and of all elements
 _MAX_DOCUMENTS, _MAX_COMMANDS, _MAX_NESTED, _MAX_CALLS, _MAX_FUNCTIONS = 50, 5_000, 8, 200, 200
-_FUNCTION = re.compile(
-    r"^(?:function[ \t]+)?([A-Za-z_]\w{0,63})[ \t]*\([ \t]*\)[ \t]*\n?\{([^\n]*)", re.MULTILINE
-)
+_FUNCTION = re.compile(r"(?m)^(?:function[ \t]+)?([A-Za-z_]\w{0,63})[ \t]*\([ \t]*\)[ \t]*\n?\{([^\n]*)")
 _FIRST = re.compile(r"^[ \t]*([A-Za-z_]\w{0,63})(?![ \t]*\()(?=\s|$)", re.MULTILINE)  # the word of a line
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
@@ -34,9 +32,7 @@ _SOURCED = re.compile(r"(?:source|\.) (\S+)|\$\((?:cat|grep|egrep|sed|xargs)\b.*
 _DECLARE, _BRACKETS = {"export", "declare", "local", "readonly", "typeset", "env"}, re.compile(r"[{}()]")
 _PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")
 _CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "{": "}"}
-_PARTS = frozenset(
-    ("if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values())
-)
+_PARTS = {"if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values()}
 _HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "bsub", "gcloud", "wsl"))  # a text is a command
 _IGNORED = {"time", "exec", "nohup", "sudo", "command", "!"}
 _SPLIT = re.compile(r"(?:\$\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+")  # what a command would print stays whole
@@ -148,7 +144,9 @@ class Shell:
         lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
         functions, lines = _functions(lines)
         self._functions |= functions
-        joined = re.sub(r"\\\r?\n|[ \t][\^`][ \t]*\r?\n(?=[ \t]*-)", " ", lines)  # cmd's and PowerShell's too
+        joined = re.sub(
+            r"\\[ \t]*\r?\n|[ \t][\^`][ \t]*\r?\n(?=[ \t]*-)", " ", lines
+        )  # cmd's and PowerShell's too
         self._text = f"{self._text[: self._at]}{joined}{self._text[self._at :]}"
 
     def commands(self) -> Iterator[Command]:
@@ -374,7 +372,7 @@ class Shell:
         if found is None:
             return ""
         self._at = found.end()
-        if found[3]:
+        if found[3] or self._text[self._at : self._at + 1] in "\r\n":  # a placeholder's: PATH=<where>
             return "-"
         start = self._at
         word = "".join(self._word()[:1])

@@ -380,7 +380,7 @@ def _in_comments(reading: Reading) -> str:
     if not os.path.isfile(reading.file):
         return ""
     comments = " ".join(re.findall(r"^\s*#(.*)", read_text(reading.file), re.MULTILINE))[:20_000]
-    shown_runs = re.findall(r"tune run\b[^#]{0,80}?\s\w+_(?:distributed|single_device)\b", comments)
+    shown_runs = re.findall(r"tune run\b[^#]{0,80}?\s\w+_(?:distributed|fsdp2|single_device)\b", comments)
     return shown_runs[0] if shown_runs else ""
 
 
@@ -398,7 +398,7 @@ def _read_sharding(reading: Reading) -> None:
     if str(shard) not in ("-1", "1"):
         reading.set("data_parallel_shard", shard, "data_parallel_shard_dim")
     told = "" if reading.launched_gpus or reading.stated("recipe") else _in_comments(reading)
-    if "distributed" in told:
+    if told and "single_device" not in told:
         distributed, gpus = True, re.search(r"nproc[-_]per[-_]node[ =]+(\d{1,4})", told)
         reading.set("num_gpus", int(gpus[1]) if gpus else None)
         reading.warn(f"Its comments start it by {shown(told)}; add num_gpus=8 for eight.")
@@ -488,11 +488,8 @@ FORMAT = Format(
     ),
     model_key=_COMPONENT,
     lasting={
-        "learning_rate": "optimizer.lr",
-        "weight_decay": "optimizer.weight_decay",
-        "max_grad_norm": "clip_grad_norm",
-        "seed": "seed",
-        "output_dir": "output_dir",
+        **{"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
+        **{"max_grad_norm": "clip_grad_norm", "seed": "seed", "output_dir": "output_dir"},
     },
     data_keys=("dataset.source", "dataset.data_files", "dataset._component_"),
 )

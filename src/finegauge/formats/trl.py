@@ -21,6 +21,7 @@ from finegauge.formats import launcher_files, model_keys, rollout_keys, trainer_
 from finegauge.formats.key_table import Format, Reading, Row, always, model_key
 from finegauge.formats.sheet import (
     ACCELERATE,
+    BLOCK,
     DEEPSPEED,
     Sheet,
     dataset_name,
@@ -71,12 +72,8 @@ OF_SCRIPT = {
 }
 _BITS = ("bits", "load_in_bits", "quantization_bit")
 _OF_LLAVA = (
-    "pretrain_mm_mlp_adapter",
-    "freeze_mm_mlp_adapter",
-    "mm_projector_type",
-    "tune_mm_mlp_adapter",
-    "mm_vision_tower",
-    "mm_vision_select_layer",
+    *("pretrain_mm_mlp_adapter", "freeze_mm_mlp_adapter", "mm_projector_type", "tune_mm_mlp_adapter"),
+    *("mm_vision_tower", "mm_vision_select_layer"),
 )
 _AS_ZERO = {"fsdp": "zero3", "fsdp_shard_grad_op": "zero2", "hybrid": "zero3"}
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
@@ -121,7 +118,8 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True, "use_peft": True}
     bits = {str(found.pop(name)) for name in _BITS if name in found}
     found |= {f"load_in_{bit}bit": True for bit in bits & {"4", "8"}}
-    if str(found.pop("use_flash_attn", "false")).lower() == "true":
+    asked = found.pop("use_flash_attn", "false"), found.pop("disable_flash_attn2", "true")
+    if [str(one).lower() for one in asked] != ["false", "true"]:
         found.setdefault("attn_implementation", "flash_attention_2")
     if mixed := {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16"}.get(
         str(found.pop("mixed_precision", ""))
@@ -145,6 +143,8 @@ def of_recipe(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         found.setdefault("dataset_name", [*map(str, mixed)])
     if str(found.pop("use_flash_attention_2", "")).lower() == "true":
         found.setdefault("attn_implementation", "flash_attention_2")
+    if isinstance(gpus := found.pop("num_processes", None), int):  # accelerate's, which TRL hands on
+        found[BLOCK] = {"num_gpus": gpus, **mapping_in(found, BLOCK)}
     listed = mixture.get("datasets") if isinstance(mixture, Mapping) else None
     if isinstance(listed, list) and "dataset_name" not in found:
         del found["dataset_mixture"]

@@ -63,6 +63,7 @@ _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
 _RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
+_GROUP = f"{_ACTOR}.fsdp_config.fsdp_size"
 
 # What sft_trainer (verl 0.6 on) does unasked, which divides micro-batches by tokens.
 _OF_SFT_TRAINER = {
@@ -133,6 +134,10 @@ def _read_method(reading: Reading) -> None:
         reading.set("context_parallel", ulysses, *_ULYSSES)
     joined = any(map(reading.flag, _JOINED)) or reading.flag(_DYNAMIC)
     reading.set("padding", "free" if joined else "max", *_JOINED, _DYNAMIC)
+    of_group, gpus = reading.whole(_GROUP, -1, 10**6, -1), reading.launched_gpus or 1
+    if 0 < of_group < gpus and not megatron:  # copies of groups that shard
+        reading.set("sharding", "hybrid", _GROUP)
+        reading.set("data_parallel_shard", of_group, _GROUP)
     stays = reading.text(f"{_ACTOR}.strategy") == "fsdp2" and not reading.flag(_RESHARD, default=True)
     if stays:
         reading.set("sharding", "fsdp_shard_grad_op", _RESHARD)
@@ -267,7 +272,7 @@ _OF_MODEL = [
     for stem in (_MODEL, "model")
     for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
 ]
-_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, f"{_ACTOR}.strategy", _RESHARD)
+_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, f"{_ACTOR}.strategy", _RESHARD, _GROUP)
 _OF_ROLLOUT = [
     f"{_ROLLOUT}.{name}" for name in ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
 ]

@@ -303,10 +303,7 @@ def _texts(sheet: Sheet, run: Run, facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _checked(title: str, sheet: Sheet, run: Run) -> tuple[dict[str, Any], Run, list[Difference]]:
-    """Return what `_read_back` finds, in a folder that is gone afterwards.
-
-    Raises: InputError where the files would carry out another plan.
-    """
+    """Return what `_read_back` finds, in a folder that is gone afterwards."""
     with TemporaryDirectory(prefix="finegauge-") as scratch:
         try:
             facts, written, found = _read_back(sheet, run, scratch)
@@ -362,10 +359,7 @@ def _to_do(run: Run, facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _move(files: Mapping[str, str], folder: str, *, overwrite: bool) -> tuple[str, ...]:
-    """Put the files into `folder`, none before all are written; return their paths.
-
-    Raises: InputError where one is there already, or the folder cannot be written to.
-    """
+    """Put the files into `folder`, none before all are written; return their paths."""
     taken = [name for name in files if os.path.lexists(os.path.join(folder, name))]
     if taken and not overwrite:
         raise InputError(

@@ -424,7 +424,7 @@ def _divide_as_experts(values: dict[str, Any]) -> None:
     Raises: FieldError where the experts are divided among more GPUs than there are.
     """
     ranks, stages, gpus = (values[name] for name in ("expert_parallel", "pipeline_parallel", "num_gpus"))
-    if gpus is not None and ranks * stages > gpus:
+    if gpus is not None and ranks > 1 and ranks * stages > gpus:
         raise FieldError(
             f"expert_parallel={ranks} with pipeline_parallel={stages} needs more GPUs than num_gpus={gpus}; "
             f"set num_gpus={ranks * stages} or a smaller degree."
