@@ -190,7 +190,8 @@ def test_scripts_are_asked_for_once_the_first_frame_is_on_the_screen(visit: Visi
     page = visit.open()
     painted_ms, *asked_ms = page.evaluate(
         """() => [performance.getEntriesByName("first-contentful-paint")[0],
-        ...performance.getEntriesByType("resource").filter(({ name }) => /\\.js\\b/.test(name) && !name.includes("page.js"))
+        ...performance.getEntriesByType("resource").filter(
+          ({ name }) => /\\.js\\b/.test(name) && !name.includes("page.js"))
         ].map(({ startTime }) => startTime)"""
     )
     assert len(asked_ms) == len(later_scripts())
