@@ -4,24 +4,26 @@
 const byId = (id) => document.getElementById(id);
 const form = byId("question");
 
-// After the first frame, so that nobody waits for it to see the answer: the rest of the page, htmx, then the
-// other scripts of this folder. What is asked of htmx earlier waits.
+// After the first frame is on the screen, so that nobody waits for it to see the answer: the rest of the page,
+// htmx, then the other scripts of this folder. What is asked of htmx earlier waits. A hidden tab draws nothing.
 const rootUrl = new URL("..", document.currentScript.src); // below a proxy's path, where there is one
 const laterUrls = document.currentScript.dataset.later.split(" ").map((path) => new URL(path, rootUrl).href);
-const ready = new Promise((loaded) => {
-  const load = () => {
-    show(document.querySelector("[role=tab][aria-selected=true]"));
-    byId("link").value = new URL(byId("told").dataset.link, location.href).href;
-    for (const url of laterUrls) {
-      const script = document.createElement("script");
-      script.async = false; // in this order
-      script.src = url;
-      if (url === laterUrls.at(-1)) script.onload = loaded;
-      document.head.append(script);
-    }
-  };
-  addEventListener("load", () => requestAnimationFrame(() => setTimeout(load)));
+const drawn = new Promise((seen) => {
+  const look = (list) => list.getEntriesByName("first-contentful-paint").length && seen();
+  new PerformanceObserver(look).observe({ type: "paint", buffered: true });
+  if (document.hidden) seen();
 });
+const ready = drawn.then(() => new Promise((loaded) => {
+  show(document.querySelector("[role=tab][aria-selected=true]"));
+  byId("link").value = new URL(byId("told").dataset.link, location.href).href;
+  for (const url of laterUrls) {
+    const script = document.createElement("script");
+    script.async = false; // in this order
+    script.src = url;
+    if (url === laterUrls.at(-1)) script.onload = loaded;
+    document.head.append(script);
+  }
+}));
 const trigger = (where, event) => ready.then(() => htmx.trigger(where, event));
 ready.then(() => document.documentElement.classList.add("ready"));
 
