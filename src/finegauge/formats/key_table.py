@@ -271,8 +271,12 @@ def _meant(word: str) -> str:
     return f"{field}={word}" if field else "micro_batch_size=4"
 
 
-def lay_over(fields: dict[str, Any], origins: dict[str, str], overrides: dict[str, str]) -> None:
-    """Put `overrides` over `fields`, dropping what only the overridden values had needed."""
+def lay_over(
+    fields: dict[str, Any], origins: dict[str, str], overrides: dict[str, str], warnings: list[str]
+) -> None:
+    """Put `overrides` over `fields`, without what overridden values needed and data sets of no lengths."""
+    from finegauge.catalogue.datasets import described
+
     asked = overrides.get("method")
     if asked is not None and str(fields.get("method")).lower() != asked.lower():
         rules.forget_method(fields, asked.lower())
@@ -285,6 +289,12 @@ def lay_over(fields: dict[str, Any], origins: dict[str, str], overrides: dict[st
             origins.pop(name, None)
         else:
             origins[name] = FROM_COMMAND_LINE
+    found = described(fields["dataset"]) if isinstance(fields.get("dataset"), str) else None
+    if found is not None and not found.lengths:
+        warnings.append(f"Of {found.name} only the number of samples is known: each counts as seq_len long.")
+        fields |= {"dataset": None, "num_samples": fields.get("num_samples") or found.num_samples}
+        if not fields.get("packing"):
+            fields.setdefault("padding", "longest")
 
 
 def read(
@@ -314,7 +324,7 @@ def read(
     reading.read_block()
     model_names.take_copy(reading.fields, reading.origins, reading.warnings)
     reading.warn_of_keys()
-    lay_over(reading.fields, reading.origins, own)
+    lay_over(reading.fields, reading.origins, own, reading.warnings)
     if "add num_gpus=8" not in str(reading.warnings):
         reading.warnings += launcher_files.unsaid_gpus(reading.fields)
     return Run.from_fields(reading.fields, reading.origins, tuple(dict.fromkeys(reading.warnings)))

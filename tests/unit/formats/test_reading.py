@@ -210,3 +210,11 @@ def test_examples() -> None:
         "bf16",
         8,
     )
+
+
+def test_a_data_set_of_unknown_lengths_is_an_upper_bound() -> None:
+    run = read("qwen3-8b", ("dataset=teknium/OpenHermes-2.5",))
+    assert (run.dataset, run.num_samples, run.padding) == (None, 1_000_000, "longest")
+    assert "Of openhermes-2.5 only the number of samples is known" in run.warnings[-1]
+    assert read("qwen3-8b", ("dataset=openorca", "packing=true")).padding == "max"
+    assert read("qwen3-8b", ("dataset=openorca", "num_samples=1000")).num_samples == 1000
