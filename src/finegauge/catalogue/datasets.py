@@ -119,8 +119,7 @@ def described(name: str) -> Dataset | None:
 
 def samples_in(name: str) -> int | None:
     """Return how many samples a data set of the catalogue has."""
-    found = described(name)
-    return found.num_samples if found else None
+    return found.num_samples if (found := described(name)) else None
 
 
 def holds_texts(name: str, *, has_tokenizer: bool) -> bool:

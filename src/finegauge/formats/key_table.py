@@ -267,8 +267,9 @@ def _meant(word: str) -> str:
     """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
     if word and known_gpu(word) is not None:
         return f"--gpu {word}"
-    field = field_of_choice(word.lower(), FIELDS)
-    return f"{field}={word}" if field else "micro_batch_size=4"
+    if field := field_of_choice(word.lower(), FIELDS):
+        return f"{field}={word}"
+    return f"{word}=true" if word in FIELDS and FIELDS[word].kind == "flag" else "micro_batch_size=4"
 
 
 def lay_over(

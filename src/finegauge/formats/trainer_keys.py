@@ -543,8 +543,7 @@ def in_catalogue(name: str) -> str | None:
     """Return `name` if the catalogue has the lengths of that data set; no file is opened."""
     from finegauge.catalogue.datasets import described
 
-    found = described(name)
-    return name if found is not None and found.lengths else None
+    return name if (found := described(name)) is not None and found.lengths else None
 
 
 def in_all(named: Sequence[str]) -> int | None:
