@@ -97,12 +97,13 @@ def dataset(name_or_path: str) -> Dataset:
         return _from_file(name_or_path)
     found = described(name_or_path)
     if found is None:
-        instead = (
+        how = (
             ", give its file, or state dataset=none, which takes every sequence as seq_len long, or "
             "dataset=instructions-of-N-tokens, N their mean length"
         )
-        known, listing = datasets(), "finegauge datasets"
-        raise UnknownNameError("data set", name_or_path, known=known, listing=listing, instead=instead)
+        raise UnknownNameError(
+            "data set", name_or_path, known=datasets(), listing="finegauge datasets", instead=how
+        )
     if not found.lengths:
         raise UnsupportedError(
             f"Of {found.name} only the number of samples is known: give its file, or "
@@ -192,10 +193,8 @@ def _of_mean(name: str) -> Dataset | None:
     stated = re.fullmatch(_OF_MEAN, name)
     if stated is None:
         return None
-    shapes, spread = (
-        [found for found in map(_dataset, lines_of(_FILE)) if found.kind == "histogram"],
-        Counter[int](),
-    )
+    shapes = [found for found in map(_dataset, lines_of(_FILE)) if found.kind == "histogram"]
+    spread = Counter[int]()
     for found in shapes:
         scale, mean = SPREAD_SAMPLES / found.num_samples, found.mean_tokens or 1.0
         for length, count in found.lengths:
@@ -393,8 +392,7 @@ class LengthHistogram(NamedTuple):
 
     def quantile(self, fraction: float) -> int:
         """Return the shortest length that `fraction` of the sequences do not exceed."""
-        pairs = tuple(zip(self.lengths, self.counts, strict=True))
-        return quantiles(pairs, (fraction,))[0]
+        return quantiles([*zip(self.lengths, self.counts, strict=True)], (fraction,))[0]
 
     def num_packs(self, capacity: int) -> int:
         """Return how many sequences of `capacity` tokens hold everything, packed best-fit decreasing.

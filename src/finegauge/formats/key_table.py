@@ -267,17 +267,12 @@ def _meant(word: str) -> str:
     """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
     if word and known_gpu(word) is not None:
         return f"--gpu {word}"
-    if field := field_of_choice(word.lower(), FIELDS):
-        return f"{field}={word}"
-    return f"{word}=true" if word in FIELDS and FIELDS[word].kind == "flag" else "micro_batch_size=4"
+    field, flag = field_of_choice(word.lower(), FIELDS), word in FIELDS and FIELDS[word].kind == "flag"
+    return f"{word}=true" if flag else f"{field}={word}" if field else "micro_batch_size=4"
 
 
-def lay_over(
-    fields: dict[str, Any], origins: dict[str, str], overrides: dict[str, str], warnings: list[str]
-) -> None:
-    """Put `overrides` over `fields`, without what overridden values needed and data sets of no lengths."""
-    from finegauge.catalogue.datasets import described
-
+def lay_over(fields: dict[str, Any], origins: dict[str, str], overrides: dict[str, str]) -> None:
+    """Put `overrides` over `fields`, dropping what only the overridden values had needed."""
     asked = overrides.get("method")
     if asked is not None and str(fields.get("method")).lower() != asked.lower():
         rules.forget_method(fields, asked.lower())
@@ -290,12 +285,6 @@ def lay_over(
             origins.pop(name, None)
         else:
             origins[name] = FROM_COMMAND_LINE
-    found = described(fields["dataset"]) if isinstance(fields.get("dataset"), str) else None
-    if found is not None and not found.lengths:
-        warnings.append(f"Of {found.name} only the number of samples is known: each counts as seq_len long.")
-        fields |= {"dataset": None, "num_samples": fields.get("num_samples") or found.num_samples}
-        if not fields.get("packing"):
-            fields.setdefault("padding", "longest")
 
 
 def read(
@@ -325,7 +314,8 @@ def read(
     reading.read_block()
     model_names.take_copy(reading.fields, reading.origins, reading.warnings)
     reading.warn_of_keys()
-    lay_over(reading.fields, reading.origins, own, reading.warnings)
+    lay_over(reading.fields, reading.origins, own)
+    model_names.take_samples(reading.fields, reading.warnings)
     if "add num_gpus=8" not in str(reading.warnings):
         reading.warnings += launcher_files.unsaid_gpus(reading.fields)
     return Run.from_fields(reading.fields, reading.origins, tuple(dict.fromkeys(reading.warnings)))

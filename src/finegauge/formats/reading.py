@@ -347,7 +347,8 @@ def _run(
     if alongside != ALONE:
         origins = dict.fromkeys(fields, FROM_FILE) | origins
         alongside.lay_over(fields, origins, warnings)
-    lay_over(fields, origins, parse(words, FIELDS), warnings)
+    lay_over(fields, origins, parse(words, FIELDS))
+    model_names.take_samples(fields, warnings)
     return Run.from_fields(fields, origins, tuple(warnings))
 
 
