@@ -13,9 +13,7 @@ from zlib import crc32
 from finegauge.catalogue.device_profile import Timed, timings
 from finegauge.catalogue.gpus import gpu
 from finegauge.prediction.timed_operators import (
-    CASTING,
     NOISE_FRACTION,
-    SHARING,
     SURFACES,
     Chip,
     chip_of,
@@ -24,6 +22,8 @@ from finegauge.prediction.timed_operators import (
     sizes_of,
 )
 
+CASTING = {"cast_s": 2e-6, "cast_bytes": 6.0}  # of products in formats narrower than 16 bit
+SHARING = {"sharing": 0.1}  # of links behind PCIe bridges
 HELD = 0.02  # standard deviations of the timings' scatter that a factor of e away from the usual costs
 SOFT = 0.1  # of an error in logarithms, above which it counts less than its square
 MOST = 1.0  # of what is interpolated, in logarithms

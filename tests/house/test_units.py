@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from finegauge.model.op import Poly
-from finegauge.planning.whatif import OBJECTIVES
+from finegauge.planning.quote import OBJECTIVES
 from finegauge.validation.summary import Errors
 from tests.house.sources import MODULES, definitions, name_of
 

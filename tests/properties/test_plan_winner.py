@@ -70,20 +70,18 @@ def some(random: Random, values: Any) -> list[Any]:
 
 def figure(plan: Standing, minimise: str, *, spot: bool) -> float:
     """Return what is to be minimised; nan if it is not known."""
-    value = {"cost": plan.spot_usd if spot else plan.usd, "time": plan.wall_s, "energy": plan.energy_j}[
-        minimise
-    ]
+    value = plan.outcome.amount(minimise, spot=spot)
     return float("nan") if value is None else value
 
 
 def keeps(plan: Standing, limits: Wanted, *, spot: bool) -> bool:
     """Return whether a plan keeps the limits, told plainly."""
-    usd = plan.spot_usd if spot else plan.usd
+    usd = plan.outcome.usd(spot=spot)
     return (
-        plan.out_of_memory_fraction < limits.risk_fraction
+        plan.outcome.out_of_memory_fraction < limits.risk_fraction
         and usd is not None
         and (limits.budget_usd is None or usd <= limits.budget_usd)
-        and (limits.within_s is None or plan.wall_s <= limits.within_s)
+        and (limits.within_s is None or plan.outcome.wall_s <= limits.within_s)
     )
 
 
@@ -109,7 +107,7 @@ def test_the_search_finds_the_winner_of_brute_force(name: str) -> None:
             and plan.run.sharding in sharding
         ]
         minimise, spot = random.choice(["cost", "time", "energy"]), random.random() < 0.3
-        walls = sorted(plan.wall_s for plan in plans) or [1.0]
+        walls = sorted(plan.outcome.wall_s for plan in plans) or [1.0]
         limits = Wanted(
             within_s=random.choice([None, random.choice(walls) * 1.01]),
             budget_usd=random.choice([None, random.uniform(0.05, 5.0)]),
@@ -146,10 +144,11 @@ def test_every_plan_is_what_predict_and_quote_say(name: str) -> None:
     for plan in map(result.candidate, rows):
         other = theirs[key(plan)]
         assert plan.run.gradient_accumulation_steps == other.run.gradient_accumulation_steps
-        assert plan.wall_s == pytest.approx(other.wall_s, rel=1e-9)
-        assert plan.memory_bytes == pytest.approx(other.memory_bytes, rel=1e-9)
-        assert plan.energy_j == pytest.approx(other.energy_j, rel=1e-9)
-        for mine, best in ((plan.usd, other.usd), (plan.spot_usd, other.spot_usd)):
+        assert plan.outcome.wall_s == pytest.approx(other.outcome.wall_s, rel=1e-9)
+        assert plan.outcome.device_memory_bytes == pytest.approx(other.outcome.device_memory_bytes, rel=1e-9)
+        assert plan.outcome.wall_energy_j == pytest.approx(other.outcome.wall_energy_j, rel=1e-9)
+        for spot in (False, True):
+            mine, best = (one.outcome.usd(spot=spot) for one in (plan, other))
             assert mine is None or (best is not None and mine >= best * (1 - 1e-9))  # a region may be dearer
 
 

@@ -90,7 +90,8 @@ def space_around(run: Run, drawn: dict[str, Any]) -> Space:
 
 def figures(plan: Standing) -> dict[str, float | None]:
     """Return what the search says of a plan."""
-    return {name: value for name, value in plan._asdict().items() if name not in ("run", "offer")}
+    took = {name: value for name, value in plan.outcome._asdict().items() if name != "verdict"}
+    return took | {"samples_per_step": plan.samples_per_step}
 
 
 def figures_of_its_run(plan: Standing) -> dict[str, float | None]:
@@ -101,13 +102,13 @@ def figures_of_its_run(plan: Standing) -> dict[str, float | None]:
     (priced,) = bill.offers
     return {
         "step_time_s": profile.step_time_s.total,
-        "memory_bytes": profile.device_memory_bytes.total,
+        "device_memory_bytes": profile.device_memory_bytes.total,
         "capacity_bytes": profile.capacity_bytes,
         "out_of_memory_fraction": probability_out_of_memory(profile),
         "wall_s": bill.wall_s,
-        "usd": priced.on_demand_usd,
+        "on_demand_usd": priced.on_demand_usd,
         "spot_usd": priced.spot_usd,
-        "energy_j": bill.wall_energy_j,
+        "wall_energy_j": bill.wall_energy_j,
         "emissions_kg": bill.emissions_kg,
         "samples_per_step": samples_per_step(plan.run),
     }
@@ -153,7 +154,9 @@ def test_gradients_applied_in_backward_are_held_alike() -> None:
     assert len(alone) > 20
     for row in alone:
         plan = result.candidate(row)
-        assert plan.memory_bytes == pytest.approx(predict(plan.run).device_memory_bytes.total, rel=1e-9)
+        assert plan.outcome.device_memory_bytes == pytest.approx(
+            predict(plan.run).device_memory_bytes.total, rel=1e-9
+        )
 
 
 def test_gradients_kept_as_large_as_whole_ones_are_reduced_in_units_too() -> None:
@@ -169,7 +172,9 @@ def test_gradients_kept_as_large_as_whole_ones_are_reduced_in_units_too() -> Non
     assert {result.candidate(row).run.num_gpus for row in sharded} >= {2, 4}
     for row in sharded:
         plan = result.candidate(row)
-        assert plan.memory_bytes == pytest.approx(predict(plan.run).device_memory_bytes.total, rel=1e-9)
+        assert plan.outcome.device_memory_bytes == pytest.approx(
+            predict(plan.run).device_memory_bytes.total, rel=1e-9
+        )
 
 
 @pytest.mark.parametrize(

@@ -9,50 +9,20 @@ from typing import Literal
 
 from finegauge.answers import Rules
 from finegauge.answers.changes import AdviceAnswer, Fixed, advice_answer, fixed_run
-from finegauge.planning.capacity import Bounds, Capacity, MeasuredCapacity, max_micro_batch_size
+from finegauge.planning.capacity import Capacity, max_micro_batch_size
 from finegauge.planning.estimate import Estimate, estimate, estimates
 from finegauge.planning.quote import ManagedPrice, OfferCost, Quote
 from finegauge.prediction.moments import Moment, Shortage
 from finegauge.prediction.predictor import needed
 from finegauge.prediction.uncertainty import FITS, WILL_NOT_FIT, Verdict
-from finegauge.profile import Breakdown, Estimator, Exchange, Path, Profile, RolloutUse
+from finegauge.profile import Estimator, Exchange, Path, Profile, RolloutUse
 from finegauge.records import NamedTuple, same
 from finegauge.run.rules import SERVING
 from finegauge.run.run import Run, positions_of
 
 Rules(hidden=("is_ranked", "source", "offer"))(OfferCost)
 Rules(hidden=("first_bytes", "other_bytes"))(Moment)
-
-
-@Rules(most={"offers": 20})
-class Bill(NamedTuple):
-    """What a whole run takes; figures of the whole are null where the number of steps is not known."""
-
-    num_steps: int | None
-    wall_s: float | None
-    wall_time_s: Breakdown
-    boards_energy_j: float | None
-    wall_energy_j: float | None
-    emissions_kg: float | None
-    grid: str
-    grid_kg_per_kwh: float
-    pue: float
-    cheapest_on_demand: OfferCost | None
-    cheapest_spot: OfferCost | None
-    num_offers: int
-    offers: tuple[OfferCost, ...]
-    managed: tuple[ManagedPrice, ...]
-    warnings: tuple[str, ...]
-
-    @property
-    def on_demand_usd(self) -> float | None:
-        """Return the dollars of the whole run at the cheapest offer on demand."""
-        return self.cheapest_on_demand.on_demand_usd if self.cheapest_on_demand else None
-
-    @property
-    def spot_usd(self) -> float | None:
-        """Return the dollars of the whole run at the cheapest spot offer."""
-        return self.cheapest_spot.spot_usd if self.cheapest_spot else None
+Rules(most={"offers": 20})(Quote)
 
 
 @Rules(absent=("sequences_at_once", "requests_per_s", "in_flight", "waits_s"))
@@ -86,7 +56,7 @@ class GpuEstimate(NamedTuple):
     max_micro_batch_size: int
     profile: Profile
     bottleneck: str
-    quote: Bill | None
+    quote: Quote | None
     formulas: Mapping[Path, str] | None = None
     exchanged: tuple[Exchange, ...] | None = None
     method: str | None = None  # where that of a model alone differs by GPU
@@ -283,7 +253,7 @@ def gpu_estimate(one: Estimate) -> GpuEstimate:
         max_micro_batch_size=one.capacity.value,
         profile=profile,
         bottleneck=profile.bottleneck,
-        quote=None if one.verdict == WILL_NOT_FIT else bill(one.quote),
+        quote=None if one.verdict == WILL_NOT_FIT else one.quote,
         is_at_limit=one.capacity.at_limit,
         managed=one.quote.managed,
         offers=one.quote.offers if one.verdict == WILL_NOT_FIT else (),
@@ -351,54 +321,3 @@ def gpu_capacity(gpu: str | None, capacity: Capacity) -> GpuCapacity:
         first_that_fails_bytes=above.device_memory_bytes.total if above else None,
         capacity_bytes=known.capacity_bytes if known else None,
     )
-
-
-def bill(quote: Quote) -> Bill:
-    """Return what a whole run takes, its offers the cheapest on demand first."""
-    return Bill(**same(Bill, quote), num_offers=len(quote.offers))
-
-
-class TrialOutcome(NamedTuple):
-    """How one trial on the way to the largest micro-batch ended."""
-
-    micro_batch_size: int
-    outcome: str
-    reason: str
-    peak_memory_bytes: float | None
-    step_time_s: float | None
-
-
-@Rules(flat=("border",))
-class MeasuredBorder(NamedTuple):
-    """The largest micro-batch that a trial has shown to fit, with the predicted bounds and every trial."""
-
-    border: GpuCapacity
-    bounds: Bounds
-    untried: int
-    trials: tuple[TrialOutcome, ...]
-
-
-@Rules(hidden=("allowed_bytes",))
-class MeasuredCapacityAnswer(NamedTuple):
-    """The largest micro-batch by trials on this machine."""
-
-    run: Run
-    results: tuple[MeasuredBorder]
-    allowed_bytes: float = 0.0  # to each trial; 0: all there is
-
-
-def measured_capacity_answer(
-    run: Run, found: MeasuredCapacity, allowed_bytes: float
-) -> MeasuredCapacityAnswer:
-    """Return what trials have found."""
-    profile = found.capacity.profile
-    border = gpu_capacity(profile.run.gpu if profile else None, found.capacity)
-    trials = tuple(
-        TrialOutcome(
-            trial.run.micro_batch_size, trial.outcome, trial.reason, trial.peak_memory_bytes.total or None,
-            trial.step_time_s.total or None,
-        )
-        for trial in found.trials
-    )  # fmt: skip
-    whole = MeasuredBorder(border, found.bounds, found.untried, trials)
-    return MeasuredCapacityAnswer(run, (whole,), allowed_bytes)

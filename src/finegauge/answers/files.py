@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from finegauge.answers import Rules
+from finegauge.answers.changes import Exported
 from finegauge.catalogue.datasets import quantiles
 from finegauge.data.batch_shape import epoch_of, shape_of_samples
 from finegauge.data.token_lengths import Findings, Lengths
@@ -36,15 +37,6 @@ class LauncherFile(NamedTuple):
     fields: Mapping[str, Value]
 
 
-class Exported(NamedTuple):
-    """The files that were written, how to start them, and what the framework cannot say."""
-
-    framework: str
-    paths: tuple[str, ...]
-    command: str
-    warnings: tuple[str, ...]
-
-
 @Rules(absent=("exported",))
 class ReadAnswer(NamedTuple):
     """One result for each file; with --export the run as the written files read back."""
@@ -66,7 +58,7 @@ def run_of_file(file: str, run: Run) -> RunOfFile:
 
 def export_answer(framework: str, written: "Written") -> ReadAnswer:
     """Return what was written for another framework."""
-    exported = Exported(framework, tuple(written.paths), written.command, tuple(written.warnings))
+    exported = Exported(written.paths, written.command, written.warnings, framework)
     return ReadAnswer((run_of_file(written.paths[0], written.run),), exported)
 
 

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, Literal
 
 from finegauge.answers import Rules
+from finegauge.answers.estimate import GpuCapacity, gpu_capacity
 from finegauge.answers.profile import ProfileFigures, figures_of, predicted_waits
 from finegauge.catalogue.device_profile import COLLECTIVES, KIND, DeviceProfile, Reading, own_profile_path
 from finegauge.catalogue.gpus import gpu, known_gpu
@@ -14,6 +15,7 @@ from finegauge.formats.evidence import text_evidence
 from finegauge.measurement.options import Options
 from finegauge.measurement.trial import measure
 from finegauge.measurement.watching import Seen, profile_of
+from finegauge.planning.capacity import Bounds, MeasuredCapacity
 from finegauge.prediction.links import Link, links_of, work_of
 from finegauge.prediction.moments import process_moments
 from finegauge.prediction.predictor import (
@@ -463,3 +465,49 @@ def ended_answer(asked: Watched, seen: Seen, code: int, printed: str) -> tuple[W
     if asked.predicted is not None:
         steps["tokens"] = asked.predicted.step_tokens
     return answer, profile_of(asked.run, seen, **steps, ended=(outcome, reason))
+
+
+class TrialOutcome(NamedTuple):
+    """How one trial on the way to the largest micro-batch ended."""
+
+    micro_batch_size: int
+    outcome: str
+    reason: str
+    peak_memory_bytes: float | None
+    step_time_s: float | None
+
+
+@Rules(flat=("border",))
+class MeasuredBorder(NamedTuple):
+    """The largest micro-batch that a trial has shown to fit, with the predicted bounds and every trial."""
+
+    border: GpuCapacity
+    bounds: Bounds
+    untried: int
+    trials: tuple[TrialOutcome, ...]
+
+
+@Rules(hidden=("allowed_bytes",))
+class MeasuredCapacityAnswer(NamedTuple):
+    """The largest micro-batch by trials on this machine."""
+
+    run: Run
+    results: tuple[MeasuredBorder]
+    allowed_bytes: float = 0.0  # to each trial; 0: all there is
+
+
+def measured_capacity_answer(
+    run: Run, found: MeasuredCapacity, allowed_bytes: float
+) -> MeasuredCapacityAnswer:
+    """Return what trials have found."""
+    profile = found.capacity.profile
+    border = gpu_capacity(profile.run.gpu if profile else None, found.capacity)
+    trials = tuple(
+        TrialOutcome(
+            trial.run.micro_batch_size, trial.outcome, trial.reason, trial.peak_memory_bytes.total or None,
+            trial.step_time_s.total or None,
+        )
+        for trial in found.trials
+    )  # fmt: skip
+    whole = MeasuredBorder(border, found.bounds, found.untried, trials)
+    return MeasuredCapacityAnswer(run, (whole,), allowed_bytes)

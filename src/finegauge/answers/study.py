@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from finegauge.answers.estimate import Bill, EstimateAnswer, GpuEstimate, explained, gpu_estimate
+from finegauge.answers.estimate import EstimateAnswer, GpuEstimate, explained, gpu_estimate
 from finegauge.catalogue.datasets import dataset
 from finegauge.catalogue.gpus import gpu, is_file
 from finegauge.catalogue.models import model
@@ -73,7 +73,7 @@ class Way(NamedTuple):
     taken: bool = False
 
 
-def way_of(name: str, group: str, quote: Quote | Bill, *, taken: bool = False) -> Way | None:
+def way_of(name: str, group: str, quote: Quote, *, taken: bool = False) -> Way | None:
     """Return a way to do a run at its cheapest offer; None where time or price is not known."""
     cheapest = quote.cheapest_on_demand
     if quote.wall_s is None or cheapest is None or cheapest.on_demand_usd is None:

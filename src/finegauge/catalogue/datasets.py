@@ -306,24 +306,6 @@ def quantiles(pairs: Sequence[tuple[int, int]], fractions: Sequence[float]) -> l
     return found + [pairs[-1][0]] * len(wanted)
 
 
-@lru_cache(maxsize=512)
-def _mean(histogram: "LengthHistogram", power: int) -> float:
-    pairs = zip(histogram.lengths, histogram.counts, strict=True)
-    total: float = sum(length**power * count for length, count in pairs)
-    return total / histogram.num_samples
-
-
-@lru_cache(maxsize=512)
-def _expected_max(histogram: "LengthHistogram", batch: int, power: int) -> float:
-    num_samples, below, expected, seen = histogram.num_samples, 0.0, 0.0, 0
-    for length, count in zip(histogram.lengths, histogram.counts, strict=True):
-        seen += count
-        up_to = (seen / num_samples) ** batch
-        expected += length**power * (up_to - below)
-        below = up_to
-    return expected
-
-
 class LengthHistogram(NamedTuple):
     """Sequence lengths in tokens, ascending, and how often each occurs."""
 
@@ -348,8 +330,8 @@ class LengthHistogram(NamedTuple):
             for stretch, number in _stretches(length, count, cut_off, over_length):
                 padded = -(-stretch // multiple) * multiple
                 merged[padded] = merged.get(padded, 0) + number
-        ascending = sorted(merged.items())
-        return cls(tuple(length for length, _ in ascending), tuple(count for _, count in ascending))
+        lengths = sorted(merged)
+        return cls(tuple(lengths), tuple(map(merged.__getitem__, lengths)))
 
     @classmethod
     def ending_by_chance(cls, mean: float, most: int) -> "LengthHistogram":
@@ -370,13 +352,23 @@ class LengthHistogram(NamedTuple):
         """Return the longest length."""
         return self.lengths[-1]
 
+    @lru_cache(maxsize=512)  # noqa: B019  # by value: a histogram is a tuple
     def mean(self, power: int = 1) -> float:
         """Return the mean of the lengths raised to `power`."""
-        return _mean(self, power)
+        pairs = zip(self.lengths, self.counts, strict=True)
+        total: float = sum(length**power * count for length, count in pairs)
+        return total / self.num_samples
 
+    @lru_cache(maxsize=512)  # noqa: B019
     def expected_max(self, batch: int, power: int = 1) -> float:
         """Return E[max^power] of the longest among `batch` sequences."""
-        return _expected_max(self, batch, power)
+        num_samples, below, expected, seen = self.num_samples, 0.0, 0.0, 0
+        for length, count in zip(self.lengths, self.counts, strict=True):
+            seen += count
+            up_to = (seen / num_samples) ** batch
+            expected += length**power * (up_to - below)
+            below = up_to
+        return expected
 
     def mean_grouped_max(self, batch: int, accumulation: int = 1, power: int = 1) -> float:
         """Return the mean of the longest^power of batches whose samples are grouped by length.

@@ -271,13 +271,13 @@ def max_batch(
         asked = runs(run_file, overrides, gpus)
         _show("max-batch", [(run, max_micro_batch_size(run, limit=limit)) for run in asked], as_json=as_json)
         return
-    from finegauge.answers.estimate import measured_capacity_answer
+    from finegauge.answers.measurement import measured_capacity_answer
     from finegauge.catalogue.machine import host_memory_bytes
     from finegauge.cli.measurements import byte_size
     from finegauge.measurement.options import Options
     from finegauge.measurement.trial import measure
     from finegauge.prediction.predictor import memory_estimator
-    from finegauge.render.estimate import measured_capacity_report
+    from finegauge.render.measurement import measured_capacity_report
 
     gc.enable()
     run = read_run(run_file, overrides)
@@ -324,8 +324,8 @@ def can(run_file: str, overrides: tuple[str, ...], gpus: tuple[str, ...], *, as_
 
     Of RUN, the method, the batch and the data are left open: finegauge can Qwen/Qwen3-32B --gpu 4090:2.
     """
-    from finegauge.answers.changes import can_answer
-    from finegauge.render.estimate import can_report
+    from finegauge.answers.plan import can_answer
+    from finegauge.render.whatif import can_report
 
     asked = runs(run_file, overrides, gpus, unnamed="one")
     with progress_bar("trying") as heard:

@@ -23,7 +23,8 @@ from finegauge.cli.run_options import (
     show,
 )
 from finegauge.errors import InputError, shown
-from finegauge.planning.whatif import OBJECTIVES, SWITCHES, what_if
+from finegauge.planning.quote import OBJECTIVES
+from finegauge.planning.whatif import SWITCHES, what_if
 from finegauge.units import HOUR_S
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def advise(run: Run, estimator: Estimator | None = None) -> Advice:
         found = tried_with(switch, base, ask)
         if not isinstance(found, Variant):
             return None
-        changed, chance = found.standing.run, found.standing.out_of_memory_fraction
+        changed, chance = found.standing.run, found.standing.outcome.out_of_memory_fraction
         kind = {name: getattr(changed, name) for name in ("sharding", "cpu_offload")}
         fits = sensible(sized, changed, kind) and chance < RISKY_FROM_FRACTION
         return found if fits and _is_safe(changed, ask) else None
@@ -108,7 +108,7 @@ def advise(run: Run, estimator: Estimator | None = None) -> Advice:
     names = (*SAME, *ON_HOST, *OTHER, *OTHER_GPUS, *MORE_GPUS)
     ways = [found for name in names if (found := safe(switch_of(name))) is not None]
     elsewhere = [one for one in ways if _is_elsewhere(one)]
-    ways.sort(key=lambda one: _place(one, base.wall_s))
+    ways.sort(key=lambda one: _place(one, base.outcome.wall_s))
     here = len(ways) > len(elsewhere)
     together = None if here else _together(base.run, ask, safe)
     stuck = not here and together is None
@@ -126,8 +126,8 @@ def _is_elsewhere(variant: Variant) -> bool:
 
 
 def _place(variant: Variant, wall_s: float) -> tuple[int, int, float, float]:
-    found, name = variant.standing, variant.switch
-    bill = inf if found.usd is None else found.usd, found.wall_s
+    found, name = variant.standing.outcome, variant.switch
+    bill = inf if found.on_demand_usd is None else found.on_demand_usd, found.wall_s
     if _is_elsewhere(variant):
         return 3, 0, *bill
     if name in OTHER:

@@ -196,7 +196,8 @@ def _miss(choice: Choice) -> Miss:
     if index is not None:
         return Miss(limit, over, choice.result.candidate(index))
     found = leanest(_space(choice.run, choice.wanted))
-    return Miss(limit, None if found is None else found.memory_bytes / found.capacity_bytes - 1.0, found)
+    took = found.outcome if found else None
+    return Miss(limit, took and took.device_memory_bytes / took.capacity_bytes - 1.0, found)
 
 
 # A plan as the files of a framework: what they can say is searched, and the winner is written down. Nothing

@@ -22,6 +22,7 @@ from finegauge.catalogue.offers import pue as site_overhead
 from finegauge.data.batch_shape import epochs_of, shape, times_of
 from finegauge.prediction.calibration import DATASHEET
 from finegauge.prediction.time import board_power
+from finegauge.prediction.uncertainty import Verdict
 from finegauge.profile import Breakdown, Profile
 from finegauge.records import NamedTuple
 from finegauge.run.phases import micro_steps
@@ -34,6 +35,7 @@ SAVE_BYTES_PER_S = 1e9  # a checkpoint to one NVMe or a good network disk; assum
 # Assumption: a spot instance is taken away now and then, and work since the last checkpoint is
 # done again. Interruption rates differ by cloud, card and hour; none is published for all.
 SPOT_REPEATED_FRACTION = 0.10
+OBJECTIVES = ("cost", "time", "energy", "memory")
 LONG_CONTEXT_TOKENS = 65_536  # managed services ask more beyond
 
 
@@ -88,8 +90,8 @@ class StepQuantities(NamedTuple):
 class Quote(NamedTuple):
     """What a whole run takes; figures of the whole are None where the number of steps is not known."""
 
-    run: Run
     num_steps: int | None
+    wall_s: float | None  # from start to end
     wall_time_s: Breakdown  # startup, steps, evaluation, saves; empty where the steps are not known
     boards_energy_j: float | None
     wall_energy_j: float | None
@@ -97,24 +99,57 @@ class Quote(NamedTuple):
     grid: str  # whose electricity
     grid_kg_per_kwh: float
     pue: float  # what the site draws over what its machines draw
-    offers: tuple[OfferCost, ...]
+    cheapest_on_demand: OfferCost | None  # outliers and historical prices left out
+    cheapest_spot: OfferCost | None  # likewise
+    num_offers: int
+    offers: tuple[OfferCost, ...]  # the cheapest on demand first
     managed: tuple[ManagedPrice, ...]
     warnings: tuple[str, ...]
 
     @property
-    def wall_s(self) -> float | None:
-        """Return the seconds from start to end."""
-        return self.wall_time_s.total if self.num_steps is not None else None
+    def on_demand_usd(self) -> float | None:
+        """Return the dollars of the whole run at the cheapest offer on demand."""
+        return self.cheapest_on_demand.on_demand_usd if self.cheapest_on_demand else None
 
     @property
-    def cheapest_on_demand(self) -> OfferCost | None:
-        """Return the cheapest offer on demand: outliers and historical prices left out."""
-        return cheapest(self.offers)
+    def spot_usd(self) -> float | None:
+        """Return the dollars of the whole run at the cheapest spot offer."""
+        return self.cheapest_spot.spot_usd if self.cheapest_spot else None
+
+
+class Outcome(NamedTuple):
+    """What a run takes from start to end, and whether it fits; None where a figure is not known."""
+
+    verdict: Verdict
+    device_memory_bytes: float  # all that has to fit
+    capacity_bytes: float
+    out_of_memory_fraction: float
+    step_time_s: float
+    wall_s: float
+    on_demand_usd: float | None  # on the cheapest ranked offer; of a plan, on its own
+    spot_usd: float | None
+    wall_energy_j: float | None
+    emissions_kg: float | None
+
+    def usd(self, *, spot: bool) -> float | None:
+        """Return the dollars of the whole run, on spot instances or on demand."""
+        return self.spot_usd if spot else self.on_demand_usd
 
     @property
-    def cheapest_spot(self) -> OfferCost | None:
-        """Return the cheapest spot offer: outliers and historical prices left out."""
-        return cheapest(self.offers, spot=True)
+    def lacking_bytes(self) -> float:
+        """Return the memory that is missing."""
+        return max(0.0, self.device_memory_bytes - self.capacity_bytes)
+
+    def amount(self, objective: str, *, spot: bool = False) -> float | None:
+        """Return the figure that `objective` (cost, time, energy, memory) is about; None if not known."""
+        found: float | None = getattr(self, figure_of(objective, spot=spot))
+        return found
+
+
+def figure_of(objective: str, *, spot: bool) -> str:
+    """Return the name of the figure that `objective` is about."""
+    cost = "spot_usd" if spot else "on_demand_usd"
+    return {"time": "wall_s", "energy": "wall_energy_j", "memory": "device_memory_bytes"}.get(objective, cost)
 
 
 def quote(run: Run, profile: Profile | None = None, *, prices: Iterable[Offer] | None = None) -> Quote:
@@ -153,8 +188,8 @@ def quote(run: Run, profile: Profile | None = None, *, prices: Iterable[Offer] |
             tokens = num_epochs * batch.num_samples * batch.real_tokens / batch.samples
         services = managed(run, tokens)
     return Quote(
-        run=run,
         num_steps=num_steps,
+        wall_s=wall.total if num_steps is not None else None,
         wall_time_s=wall,
         boards_energy_j=boards_j,
         wall_energy_j=wall_j,
@@ -162,6 +197,9 @@ def quote(run: Run, profile: Profile | None = None, *, prices: Iterable[Offer] |
         grid=intensity.name,
         grid_kg_per_kwh=intensity.kg_per_kwh,
         pue=overhead,
+        cheapest_on_demand=cheapest(costs),
+        cheapest_spot=cheapest(costs, spot=True),
+        num_offers=len(costs),
         offers=costs,
         managed=services,
         warnings=_warnings(run, costs) if num_steps is not None else _unknown_end(profile, prices),

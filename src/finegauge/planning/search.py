@@ -30,7 +30,7 @@ from finegauge.catalogue.offers import Offer
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.model.op import Extents
-from finegauge.planning.quote import SPOT_REPEATED_FRACTION, emissions_kg
+from finegauge.planning.quote import SPOT_REPEATED_FRACTION, Outcome, emissions_kg
 from finegauge.planning.selection import SearchResult
 from finegauge.planning.space import (
     OF_ONE_MACHINE,
@@ -57,7 +57,7 @@ from finegauge.prediction.time import (
     micro_batch_time,
     slowest_extents,
 )
-from finegauge.prediction.uncertainty import exceeding_fraction, memory_interval
+from finegauge.prediction.uncertainty import exceeding_fraction, memory_interval, verdict
 from finegauge.profile import Breakdown, Path
 from finegauge.progress import Heard, Progress
 from finegauge.records import NamedTuple
@@ -83,8 +83,8 @@ LABELS_OF_RUNS = (
     *("optimizer", "micro_batch_size", "packing", "cpu_offload"),
 )
 HOPELESS_RATIO = 1.5  # of a machine's memory: no higher limit would be that much
-KNOWN = ("step_time_s", "memory_bytes", "capacity_bytes", "out_of_memory_fraction", "wall_s")
-MAYBE_KNOWN = ("usd", "spot_usd", "energy_j", "emissions_kg")
+KNOWN = ("step_time_s", "device_memory_bytes", "capacity_bytes", "out_of_memory_fraction", "wall_s")
+MAYBE_KNOWN = ("on_demand_usd", "spot_usd", "wall_energy_j", "emissions_kg")
 COLUMNS = (
     *KNOWN, *MAYBE_KNOWN, "layout", "micro_batch_size", "offer", "num_nodes", "samples_per_step",
 )  # fmt: skip
@@ -138,7 +138,7 @@ def search_one_by_one(space: Space, heard: Heard | None = None) -> SearchResult:
                 found, asked = _growing(space, recipe, gpu, num_gpus, sharding, offers)
                 plans += found
                 num_asked += asked
-                if any(plan.out_of_memory_fraction <= SURE_FRACTION for plan in found):
+                if any(plan.outcome.out_of_memory_fraction <= SURE_FRACTION for plan in found):
                     break
             if heard is not None:
                 heard(Progress("", number * len(machines) + place + 1, len(recipes) * len(machines)))
@@ -195,7 +195,7 @@ def _growing(
         num_asked += 1
         found = _on_offers(run, offers)
         plans += found
-        if not found or found[0].out_of_memory_fraction > HOPELESS_FRACTION:
+        if not found or found[0].outcome.out_of_memory_fraction > HOPELESS_FRACTION:
             break
     return plans, num_asked
 
@@ -223,7 +223,7 @@ def _tabled(plans: Sequence[Standing], num_asked: int) -> SearchResult:
 
     columns: dict[str, Any] = {"num_nodes": np.ones(len(plans))}
     for name in (*KNOWN, *MAYBE_KNOWN, "samples_per_step"):
-        values = [getattr(plan, name) for plan in plans]
+        values = [getattr(plan if name == "samples_per_step" else plan.outcome, name) for plan in plans]
         columns[name] = np.array([nan if value is None else value for value in values])
     labels = {name: coded([getattr(plan.run, name) for plan in plans]) for name in LABELS_OF_RUNS}
     return SearchResult(columns, labels, plans.__getitem__, num_asked, len(plans))
@@ -247,7 +247,9 @@ def leanest(space: Space) -> Standing | None:
                 except FineGaugeError:
                     continue
                 plans += _on_offers(run, machines[gpu, num_gpus])
-    return min(plans, key=lambda plan: plan.memory_bytes / plan.capacity_bytes, default=None)
+    return min(
+        plans, key=lambda plan: plan.outcome.device_memory_bytes / plan.outcome.capacity_bytes, default=None
+    )
 
 
 class Laid(NamedTuple):
@@ -307,7 +309,8 @@ class Plans:
             if isnan(figures[name]):
                 figures[name] = None
         run = self.space.run.replace(ORIGIN, **fields)
-        return Standing(run=run, offer=offer, samples_per_step=batching.samples_per_step, **figures)
+        found = Outcome(verdict=verdict(figures["out_of_memory_fraction"]), **figures)
+        return Standing(run, found, batching.samples_per_step, offer)
 
     def _column(self, name: str) -> Any:
         import numpy
@@ -433,11 +436,11 @@ class Engine:
             {
                 "step_time_s": found.step_time_s.ravel()[cell],
                 "wall_s": wall_s,
-                "usd": hours * rents.usd_per_h[rent] * nodes,
+                "on_demand_usd": hours * rents.usd_per_h[rent] * nodes,
                 "spot_usd": hours * (1 + SPOT_REPEATED_FRACTION) * rents.spot_usd_per_h[rent] * nodes,
-                "energy_j": wall_j,
+                "wall_energy_j": wall_j,
                 "emissions_kg": emissions_kg(wall_j, rents.pue[rent], rents.kg_per_kwh[rent]),
-                "memory_bytes": needed.ravel()[cell],
+                "device_memory_bytes": needed.ravel()[cell],
                 "capacity_bytes": capacity[machine],
                 "out_of_memory_fraction": chance.ravel()[cell],
                 "micro_batch_size": numpy.array(batching.sizes)[rows][row],

@@ -18,6 +18,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 from finegauge.model.graph import architecture_of
+from finegauge.planning.quote import OBJECTIVES, figure_of
 from finegauge.planning.whatif import Standing, samples_per_step
 from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION
 from finegauge.records import NamedTuple
@@ -132,8 +133,9 @@ class Choice(NamedTuple):
 
     def column(self, name: str) -> "NDArray[np.float64]":
         """Return one figure of every plan; of cost the market that is wanted."""
-        names = {"time": "wall_s", "energy": "energy_j", "cost": "spot_usd" if self.wanted.spot else "usd"}
-        values: NDArray[np.float64] = self.result.columns[names.get(name, name)]
+        if name in OBJECTIVES:
+            name = figure_of(name, spot=self.wanted.spot)
+        values: NDArray[np.float64] = self.result.columns[name]
         return values
 
     def fits(self) -> "Mask":
@@ -289,7 +291,7 @@ def nearest_miss(choice: Choice, mask: "Mask") -> tuple[int | None, str, float |
         rows = np.flatnonzero(mask)
         if not len(rows):
             return None, MEMORY, None
-        missing = choice.column("memory_bytes")[rows] / choice.column("capacity_bytes")[rows] - 1.0
+        missing = choice.column("device_memory_bytes")[rows] / choice.column("capacity_bytes")[rows] - 1.0
         least = int(np.argmin(missing))
         return int(rows[least]), MEMORY, float(missing[least])
     rows = np.flatnonzero(fits & ~np.isnan(choice.column("cost")))
@@ -384,7 +386,7 @@ def _more_memory(choice: Choice, winner: int, margin_ratio: float) -> list[Relax
     values, own = choice.column(minimise), float(choice.column(minimise)[winner])
     mask &= values <= own * (1.0 - LEAST_SAVING_FRACTION)
     capacity = choice.column("capacity_bytes")
-    more = choice.column("memory_bytes") * margin_ratio - capacity
+    more = choice.column("device_memory_bytes") * margin_ratio - capacity
     mask &= (more > 0) & (more <= MOST_MEMORY_FRACTION * capacity)
     rows = np.flatnonzero(mask)
     found: list[Relaxation] = []

@@ -20,10 +20,9 @@ from finegauge.catalogue.offers import Offer
 from finegauge.data.batch_shape import shape
 from finegauge.documents import parse_yaml
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, UnsupportedError
-from finegauge.planning.quote import quote
+from finegauge.planning.quote import OBJECTIVES, Outcome, quote
 from finegauge.prediction.uncertainty import (
     RISKY_FROM_FRACTION,
-    WILL_NOT_FIT,
     is_safe,
     probability_out_of_memory,
     verdict,
@@ -36,7 +35,6 @@ from finegauge.run.run import FIELDS, Run
 
 Changes = Mapping[str, Any]
 
-OBJECTIVES = ("cost", "time", "energy", "memory")
 ASSUMED_SAMPLES = 10_000  # where neither the data set nor max_steps is known
 LEAST_GAIN_FRACTION = 0.01  # below it a change is no gain
 OTHER_GPUS = ("L4", "RTX 4090", "A40", "L40S", "A100-SXM4-80GB", "H100-SXM5-80GB", "H200-SXM-141GB",
@@ -395,35 +393,12 @@ def requirements(run: Run, planned: Run) -> tuple[str, ...]:
 
 
 class Standing(NamedTuple):
-    """What a run takes from start to end, and what its fullest GPU holds; None where nothing is known."""
+    """A run, and what it takes."""
 
     run: Run
-    memory_bytes: float  # all that has to fit
-    capacity_bytes: float
-    out_of_memory_fraction: float
-    step_time_s: float
+    outcome: Outcome
     samples_per_step: float  # of the data set, all GPUs together
-    wall_s: float
-    usd: float | None  # on demand, on the cheapest ranked offer; of a plan, on its own
-    spot_usd: float | None
-    energy_j: float | None  # at the wall
-    emissions_kg: float | None
     offer: Offer | None = None  # of a plan
-
-    @property
-    def fails(self) -> bool:
-        """Return whether the run will not fit."""
-        return verdict(self.out_of_memory_fraction) == WILL_NOT_FIT
-
-    def amount(self, objective: str, *, spot: bool = False) -> float | None:
-        """Return the figure that `objective` (cost, time, energy, memory) is about; None if not known."""
-        amounts = {
-            "cost": self.spot_usd if spot else self.usd,
-            "time": self.wall_s,
-            "energy": self.energy_j,
-            "memory": self.memory_bytes,
-        }
-        return amounts[objective]
 
 
 class Variant(NamedTuple):
@@ -454,8 +429,8 @@ class WhatIf(NamedTuple):
 
     def change_fraction(self, variant: Variant, objective: str) -> float | None:
         """Return by what share a change moves a figure: -0.2 is a fifth less; None if not known."""
-        before = self.base.amount(objective, spot=self.spot)
-        after = variant.standing.amount(objective, spot=self.spot)
+        before = self.base.outcome.amount(objective, spot=self.spot)
+        after = variant.standing.outcome.amount(objective, spot=self.spot)
         return None if before is None or after is None or not before else after / before - 1.0
 
     def gains(self, variant: Variant) -> bool:
@@ -492,7 +467,7 @@ def what_if(
 
     def place(variant: Variant) -> tuple[bool, float]:
         change = whole.change_fraction(variant, minimise)
-        fails = variant.standing.out_of_memory_fraction >= risk_fraction
+        fails = variant.standing.outcome.out_of_memory_fraction >= risk_fraction
         return fails, change if change is not None else inf
 
     variants = sorted((one for one in tried if isinstance(one, Variant)), key=place)
@@ -516,21 +491,13 @@ def standing(run: Run, estimator: Estimator | None = None, profile: Profile | No
     from finegauge.prediction.predictor import predict
 
     profile = profile or (estimator or predict)(run)
-    bill = quote(run, profile)
-    on_demand, spot = bill.cheapest_on_demand, bill.cheapest_spot
-    return Standing(
-        run=run,
-        memory_bytes=profile.device_memory_bytes.total,
-        capacity_bytes=profile.capacity_bytes,
-        out_of_memory_fraction=probability_out_of_memory(profile),
-        step_time_s=profile.step_time_s.total,
-        samples_per_step=samples_per_step(run),
-        wall_s=bill.wall_s or 0.0,
-        usd=on_demand.on_demand_usd if on_demand else None,
-        spot_usd=spot.spot_usd if spot else None,
-        energy_j=bill.wall_energy_j,
-        emissions_kg=bill.emissions_kg,
-    )
+    bill, chance = quote(run, profile), probability_out_of_memory(profile)
+    found = Outcome(
+        verdict(chance), profile.device_memory_bytes.total, profile.capacity_bytes, chance,
+        profile.step_time_s.total, bill.wall_s or 0.0, bill.on_demand_usd, bill.spot_usd, bill.wall_energy_j,
+        bill.emissions_kg,
+    )  # fmt: skip
+    return Standing(run, found, samples_per_step(run))
 
 
 def switch_of(name: str) -> Switch:

@@ -118,7 +118,7 @@ def among_data_ranks(run: Run, share: Share) -> Iterator[Collective]:
     if every(ranks == 1) and not run.sharding.startswith("zero"):
         return
     layers, span = stage_layers(run, share.graph.model), ranks * run.tensor_parallel
-    gradients = layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+    gradients = share.whole_gradient_bytes(layers)
     updated = gradients if run.trains_adapters else layers * share.layer_bytes + share.outer_bytes
     if by_megatron(run) and run.sharding in ("none", "zero1"):
         what = "gradients", "updated weights"
@@ -351,8 +351,8 @@ def collectives(run: Run) -> tuple[Collective, ...]:
     elif run.phase in TRAINED:
         again = passes_of_a_layer(run, share.graph)
         found += [_repeated(run, one) for one in exchanged(run, share, extents, again)]
-    for scorer in scorers(run, share):
-        found += forward_messages(run, scorer.share, extents)
+    for _, held in scorers(run, share):
+        found += forward_messages(run, held, extents)
     beside = run.phase in RL and engine(run.inference_engine).paged  # its messages are its own
     if run.phase in (*SERVING, *GENERATING) and not beside:
         batch = generation_of(run, extents)

@@ -64,7 +64,7 @@ NARROW_RATES = {
 }
 HALVED_MATMUL_FRACTION = 1.0  # where fp32 accumulation runs at half rate; sustained: no limit is reached
 # watts of the board's limit to each FLOP/s of its 16-bit peak, where these ceilings were read, by compute
-# capability: V100-SXM2 (Turing is of its process), A100-SXM4, A40, L40S, H100-SXM5, RTX PRO 6000
+# capability: V100-SXM2 (Turing is of its process), A100-SXM4, A40, L40S, H100-SXM5, RTX PRO 6000, MI355X
 CEILING_W_PER_FLOPS = {
     "7.0": 300 / 125e12,
     "7.5": 300 / 125e12,
@@ -73,6 +73,7 @@ CEILING_W_PER_FLOPS = {
     "8.9": 350 / 362.05e12,
     "9.0": 700 / 989.4e12,
     "12.0": 600 / 503.8e12,
+    "gfx950": 1400 / 2516.6e12,
 }
 # Blackwell's ceilings were read in short runs. In steps of seconds its board comes to its limit, and bf16
 # products to 0.48 of the peak where they have 0.69 alone (SimuMax's 43 rows on 8 B200 of 1000 W): their
@@ -267,20 +268,16 @@ class Device(NamedTuple):
 
     def update_seconds(self, share: "Share") -> float:
         """Return the seconds of gradient clipping and the optimizer step over the values `share` holds."""
-        weights, run, moved, size = share.graph.weights, share.run, 0.0, share.value_bytes
-        values = FUSED_VALUES if run.optimizer_implementation == "fused" else FOREACH_VALUES
-        for params in (weights.trained_params, weights.adapter_params):
-            if run.optimizer not in ADAMW:
-                moved += params * size * PARAMETER_VALUES
-            else:
-                moved += params * size * values
-            moved += params * size * CLIP_VALUES
-        if run.optimizer not in ADAMW:
-            moved += 2.0 * weights.optimizer_bytes
+        weights, run = share.graph.weights, share.run
+        values, states = PARAMETER_VALUES, 2.0 * weights.optimizer_bytes
+        if run.optimizer in ADAMW:
+            values = FUSED_VALUES if run.optimizer_implementation == "fused" else FOREACH_VALUES
+            states = 0.0
+        params = weights.trained_params + weights.adapter_params
+        moved = params * share.value_bytes * (values + CLIP_VALUES) + states
         rates = self.matmul_flops_per_s  # those that the run asks for: bf16, else what it computes in
         rate = rates["bf16"] if "bf16" in rates else rates.get("fp16", rates["fp32"])
-        computed = weights.update_flops / rate if weights.update_flops else 0.0
-        return moved / self.memory_bytes_per_s + computed
+        return moved / self.memory_bytes_per_s + weights.update_flops / rate
 
     def _rate(self, op: Op, *, backward: bool) -> float:
         if op.kind == "attention":

@@ -19,7 +19,7 @@ from math import ceil
 from typing import Any
 
 from finegauge.data.batch_shape import answer_lengths
-from finegauge.model.graph import scoring_runs, value_run
+from finegauge.model.graph import Role, scoring_runs, value_run
 from finegauge.model.op import Extents
 from finegauge.prediction.sharding import GATHERED_LAYERS, Share, share_of
 from finegauge.records import NamedTuple
@@ -30,16 +30,6 @@ from finegauge.run.run import Run
 # of the weights: the product of two adapters is written, scaled, and added; later it is subtracted again
 # (_fuse_lora and _unfuse_lora of deepspeed/runtime/hybrid_engine.py)
 MERGE_PASSES = 2 * 6.0
-
-
-class Scorer(NamedTuple):
-    """A model that passes once over every micro-batch and keeps nothing."""
-
-    name: str
-    run: Run
-    share: Share
-    frozen: bool  # a model beside those that train
-    adapted: bool  # its adapters, if any, take part
 
 
 class Generation(NamedTuple):
@@ -74,17 +64,11 @@ class Generation(NamedTuple):
         return Extents(self.rows, tokens, 2.0 * tokens * context, context)
 
 
-def scorers(run: Run, share: Share) -> tuple[Scorer, ...]:
-    """Return who scores in a step of `run`, whose own model `share` holds."""
+def scorers(run: Run, share: Share) -> list[tuple[Role, Share]]:
+    """Return who scores in a step of `run`, whose own model `share` holds, each with a rank's share of it."""
     if run.phase == "evaluate":
-        return (Scorer("model", run, share, frozen=False, adapted=True),)
-    shares = {run: share}
-    found = []
-    for name, scoring, frozen, adapted in scoring_runs(run):
-        if scoring not in shares:
-            shares[scoring] = share_of(scoring)
-        found.append(Scorer(name, scoring, shares[scoring], frozen, adapted))
-    return tuple(found)
+        return [(Role("model", run, adapted=True), share)]
+    return [(role, share if role.run == run else share_of(role.run)) for role in scoring_runs(run)]
 
 
 def generation_of(run: Run, extents: Extents) -> Generation:

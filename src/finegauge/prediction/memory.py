@@ -31,15 +31,12 @@ from finegauge.model.weights import optimizer_scratch
 from finegauge.prediction.model_parallel import stream_degree
 from finegauge.prediction.recomputation import (
     SCORES,
-    by_layer,
-    handed_on,
     keeps_no_input,
     kept_at,
+    kinds_of,
     layers_rebuilt_together,
-    outliving_bytes,
     rerun,
     split,
-    still_handed_on,
 )
 from finegauge.profile import Breakdown, Path
 from finegauge.records import NamedTuple
@@ -209,7 +206,7 @@ def live_set(
         "optimizer": {
             ("logits", "held outputs"): outputs,
             ("activations", "embedding and head"): micro_batch.held_leaf
-            * (run.keeps_outputs or any(map(present, micro_batch.outlives))),
+            * (run.keeps_outputs or any([present(one.outliving_bytes) for one in micro_batch.kinds])),
             ("activations", "all layers"): micro_batch.outlived([]),
             ("gradients",): weights.gradient_bytes * update.kept_fraction,
             ("workspace", "optimizer"): update.scratch_bytes,
@@ -234,13 +231,7 @@ class _MicroBatch:
     def __init__(self, run: Run, graph: Graph, extents: Extents) -> None:
         self.run, self.graph, self.extents = run, graph, extents
         self.kind = run.activation_checkpointing
-        divided = by_layer(run, [group for group in graph.layers if not group.passive])
-        self.layers, self.kinds = [group for group, _ in divided], [kind for _, kind in divided]
         self.together = layers_rebuilt_together(run)
-        self.places = [
-            [(g.kind, id(g.ops)) for g in graph.layers].index((group.kind, id(group.ops)))
-            for group in self.layers
-        ]
         low, model = graph.lowering, graph.model
         width = model.hidden_size / stream_degree(run)
         self.stream = low.stream_bytes * width * extents.tokens
@@ -261,14 +252,20 @@ class _MicroBatch:
         self.accumulating = run.gradient_accumulation_steps > 1 or adds
         self.frees_gradients = run.optimizer_implementation == "in_backward"  # of a layer before the next
         self.held = graph.weights.gradient_bytes if self.accumulating else 0.0
-        self.saved = [saved_bytes(split(run, kind, group.ops)[0], extents) for group, kind in divided]
-        self.outlives = [outliving_bytes(run, group.ops, extents, self.stream) for group in self.layers]
-        self.handed_on = [handed_on(run, graph, group.ops, extents) for group in self.layers]
+        self.kinds = kinds_of(run, graph, extents, self.stream)
+        self.layers = [one.group for one in self.kinds]
         # kept for backward by all layers that it has not reached yet
         self.kept_by_all = self._kept(self.layers)
         mask = 0.0 if self.kind == "none" else self.mask  # an argument of every checkpoint
-        self.tower = [(part, part.of(extents), self._keeps_inputs(part)) for part in graph.tower]
-        self.kept_by_tower = sum([one[0].count * self._kept_of_part(*one) for one in self.tower])
+        self.tower = list[tuple[TowerPart, Extents, bool, float, float]]()  # keeps inputs, stream, kept
+        self.kept_by_tower = 0.0
+        for part in graph.tower:
+            sizes, inputs = part.of(extents), self.kind in WHOLE_LAYERS and part.is_layer
+            inputs = inputs and not is_passive(part.ops)
+            stream = low.activation_bytes * part.hidden_size * sizes.tokens
+            one = float(self.kind == "full") * stream if inputs else saved_bytes(part.ops, sizes)
+            self.tower.append((part, sizes, inputs, stream, one))
+            self.kept_by_tower = self.kept_by_tower + part.count * one
         self.kept_outside = saved_bytes(graph.embedding, extents) + mask + self.leaf + self.kept_by_tower
         self.copies = self._copies()
 
@@ -290,8 +287,7 @@ class _MicroBatch:
                 moment = forward_moment(group.ops, extents, self.stream, keeping=False)
                 found.append({**base, ("activations", "passing"): moment.beside_bytes + layer_input})
         base |= self.kept_by_all
-        last_keeps = self.layers[-1].ops[0].keeps_input
-        last_kind = self.kinds[-1]
+        last_keeps, last_kind = self.layers[-1].ops[0].keeps_input, self.kinds[-1].how
         loose = layer_input if last_kind == "none" and not last_keeps else named
         if (last_kind != "none" or last_keeps) and not graph.head[0].keeps_input:
             loose = loose + self.stream  # what the last layer returned
@@ -312,9 +308,10 @@ class _MicroBatch:
         """Return what is alive, beside `base`, in the last layer of each kind that may be last."""
         found: list[Parts] = []
         named = self.apart + self.positions
-        for index, group in enumerate(self.layers):
-            by_module = self.kinds[index] == "selective" and bool(self.run.recompute_modules)
-            keeping, ops = self.kinds[index] == "none" or by_module, group.ops
+        for index, one in enumerate(self.kinds):
+            group, how = one.group, one.how
+            by_module = how == "selective" and bool(self.run.recompute_modules)
+            keeping, ops = how == "none" or by_module, group.ops
             if by_module:
                 ops = split(self.run, "selective", ops)[0]
             between = self._kept(self._standing(index, last=True))
@@ -327,8 +324,8 @@ class _MicroBatch:
             loose = named
             if keeping and not group.ops[0].keeps_input:
                 loose = largest(named, self.entry) + self.stream
-            kept = between["activations", "all layers"] - self.saved[index] + moment.kept_bytes
-            kept = kept - self.handed_on[index][0]  # which the layer is about to make
+            kept = between["activations", "all layers"] - one.saved_bytes + moment.kept_bytes
+            kept = kept - one.handed_on[0]  # which the layer is about to make
             parts: Parts = {
                 ("activations", "all layers"): kept,
                 ("activations", "passing"): moment.beside_bytes + loose,
@@ -353,7 +350,7 @@ class _MicroBatch:
         Gradients of a layer that is not reduced yet are `unreduced_ratio` times those that the rank keeps;
         with 0, gradients are not reduced in units.
         """
-        graph, extents, layers = self.graph, self.extents, self.layers
+        graph, extents = self.graph, self.extents
         in_units = present(unreduced_ratio)
         of_tower = sum(part.count * gradient_bytes(part.ops) for part in graph.tower)
         everything, (*head, loss) = graph.weights.gradient_bytes - of_tower, graph.head
@@ -377,7 +374,8 @@ class _MicroBatch:
         second = in_units or self.frees_gradients or graph.lowering.numerics.hands_on_keys
         first: list[Parts] = []
         others: list[Parts] = []
-        for index, group in enumerate(layers):
+        for index, one in enumerate(self.kinds):
+            group = one.group
             moment = backward_moment(
                 group.ops,
                 extents,
@@ -385,25 +383,25 @@ class _MicroBatch:
                 kept=kept_at(self.run, group.ops, extents),
                 unreduced_ratio=unreduced_ratio if in_units else 1.0,
             )
-            if self.kinds[index] in WHOLE_LAYERS:
+            if one.how in WHOLE_LAYERS:
                 moment = worst((self._rebuilding(index), moment))
             made = everything - of_embedding - gradient_bytes(group.ops)
             for standing, last in self._reached(index, second=second):
                 before, left = of_head if last else made, 0
-                held = self.outlived(standing) - (0.0 if last else self.outlives[index])
-                for whole, some in zip(layers, standing, strict=True):
+                held = self.outlived(standing) - (0.0 if last else one.outliving_bytes)
+                for whole, some in zip(self.layers, standing, strict=True):
                     before = before - (some.count - (whole.count if last else 0)) * gradient_bytes(whole.ops)
                     left += some.count - whole.count
                 parts = self._layer(index, moment, self._kept(standing), last=last)
                 parts["gradients",] = self.held + moment.made_bytes + (waits if self.accumulating else before)
-                held = held + still_handed_on(index, self.layers, standing, self.handed_on)
+                held = held + self._still_handed_on(index, standing)
                 parts["activations", "all layers"] = parts["activations", "all layers"] + held
                 (first if last and not left else others).append(parts)
         moment = backward_moment(graph.embedding, extents, accumulating=self.accumulating)
         made = waits if self.accumulating else everything - of_embedding
         at_embedding: Parts = {
             ("activations", "gradients in flight"): self.stream,
-            ("activations", "all layers"): self.outlived([]) + sum([after for _, after in self.handed_on]),
+            ("activations", "all layers"): self.outlived([]) + sum([one.handed_on[1] for one in self.kinds]),
             ("activations", "embedding and head"): moment.kept_bytes
             + moment.beside_bytes
             + self.kept_by_tower,
@@ -415,27 +413,26 @@ class _MicroBatch:
 
     def outlived(self, standing: Sequence[LayerGraph]) -> float:
         """Return what is still held of the layers that backward has passed."""
-        left = [group.count for group in standing] or [0] * len(self.layers)
-        passed = zip(self.layers, left, self.outlives, strict=True)
-        return sum([(group.count - number) * one for group, number, one in passed if group.count > number])
+        held = 0.0
+        for place, one in enumerate(self.kinds):
+            passed = one.group.count - (standing[place].count if standing else 0)
+            held = held + (passed * one.outliving_bytes if passed > 0 else 0.0)
+        return held
 
-    def _keeps_inputs(self, part: TowerPart) -> bool:
-        return self.kind in WHOLE_LAYERS and part.is_layer and not is_passive(part.ops)
-
-    def _kept_of_part(self, part: TowerPart, sizes: Extents, inputs: bool) -> float:
-        if inputs:
-            return float(self.kind == "full") * self._stream_of(part, sizes)
-        return saved_bytes(part.ops, sizes)
-
-    def _stream_of(self, part: TowerPart, sizes: Extents) -> float:
-        return self.graph.lowering.activation_bytes * part.hidden_size * sizes.tokens
+    def _still_handed_on(self, index: int, standing: Sequence[LayerGraph]) -> float:
+        """Return what is held of keys and values handed on beside a layer of kind `index` in backward."""
+        held = 0.0
+        for place, (one, left) in enumerate(zip(self.kinds, standing, strict=True)):
+            passed = left.count < one.group.count
+            if place != index or (passed and one.group.count > 1):  # else the layer makes them itself
+                held = held + one.handed_on[passed]
+        return held
 
     def _tower_forward(self, base: Parts) -> list[Parts]:
         """Return what is alive beside `base` at the worst moment of each step of a tower's forward pass."""
         found, kept = list[Parts](), 0.0
-        for part, sizes, inputs in self.tower:
+        for part, sizes, inputs, stream, one in self.tower:
             keeping = not (inputs or is_passive(part.ops))
-            stream, one = self._stream_of(part, sizes), self._kept_of_part(part, sizes, inputs)
             moment = forward_moment(part.ops, sizes, stream, keeping=keeping)
             kept = kept + (part.count - keeping) * one
             parts: Parts = {("activations", self.graph.tower_name): kept + moment.kept_bytes}
@@ -446,26 +443,21 @@ class _MicroBatch:
     def _tower_backward(self, made: float) -> list[Parts]:
         """Return what is alive in the first and the last layer of each step that backward reaches."""
         found, kept = list[Parts](), self.kept_by_tower + self.held_leaf * self.graph.is_encoded
-        for part, sizes, inputs in reversed(self.tower):
-            one, own = self._kept_of_part(part, sizes, inputs), gradient_bytes(part.ops)
+        for part, sizes, inputs, stream, one in reversed(self.tower):
+            own = gradient_bytes(part.ops)
             if not is_passive(part.ops):
                 kept_when = kept_at(self.run, part.ops, sizes) if inputs else None
                 moment = backward_moment(part.ops, sizes, accumulating=self.accumulating, kept=kept_when)
                 if inputs:  # whose input may be what its first operator keeps
                     rows = 1.0 + self.run.checkpointing_reentrant - part.ops[0].keeps_input
-                    again = forward_moment(
-                        rerun(self.run, self.graph, part.ops),
-                        sizes,
-                        self._stream_of(part, sizes),
-                        keeping=True,
-                    )
+                    ops = rerun(self.run, self.graph, part.ops)
+                    again = forward_moment(ops, sizes, stream, keeping=True)
                     moment = worst((again, moment))
                     moment = moment._replace(kept_bytes=moment.kept_bytes + rows * one)
                 for before in (0, part.count - 1):
                     parts: Parts = {
                         ("activations", self.graph.tower_name): kept - (before + 1) * one + moment.kept_bytes,
-                        ("activations", "gradients in flight"): moment.beside_bytes
-                        + self._stream_of(part, sizes),
+                        ("activations", "gradients in flight"): moment.beside_bytes + stream,
                         ("gradients",): self.held
                         + moment.made_bytes
                         + made
@@ -503,14 +495,17 @@ class _MicroBatch:
             if op.kind != "elementwise" or op.saved_bytes != ZERO:
                 break
             beside = largest(beside, op.live_backward_bytes.at(self.extents))
-        kept_bytes, beside_bytes = self.saved[index] + moment.kept_bytes, moment.beside_bytes + beside
+        kept_bytes, beside_bytes = (
+            self.kinds[index].saved_bytes + moment.kept_bytes,
+            moment.beside_bytes + beside,
+        )
         return moment._replace(kept_bytes=kept_bytes, beside_bytes=beside_bytes)
 
     def _standing(self, index: int, *, last: bool) -> list[LayerGraph]:
         """Return the layers of every kind that stand up to the last of a kind, or before the first."""
-        own, found = self.places[index], []
+        own, found = self.kinds[index].place, []
         left = list(self.layers[index].until if last else self.layers[index].before)
-        for other, (place, group) in enumerate(zip(self.places, self.layers, strict=True)):
+        for other, (group, _, place, *_) in enumerate(self.kinds):
             number = min(group.count, left[place])
             if place == own and (other > index or not last):  # some checkpointed, others not
                 number = group.count if other < index else 0
@@ -520,9 +515,8 @@ class _MicroBatch:
 
     def _layer(self, index: int, moment: Moment, kept_by: Parts, *, last: bool) -> Parts:
         """Return the worst moment of the last layer of a kind, or of the first, where `kept_by` is kept."""
-        group, parts, share = self.layers[index], dict(kept_by), 1.0 if last else 0.0
-        parts["activations", "all layers"] = parts["activations", "all layers"] - share * self.saved[index]
-        kind = self.kinds[index]
+        (group, kind, _, saved, *_), parts, share = self.kinds[index], dict(kept_by), 1.0 if last else 0.0
+        parts["activations", "all layers"] = parts["activations", "all layers"] - share * saved
         if kind == "none":
             parts["activations", "all layers"] = parts["activations", "all layers"] + moment.kept_bytes
         else:
@@ -541,9 +535,12 @@ class _MicroBatch:
 
     def _kept(self, layers: Sequence[LayerGraph]) -> Parts:
         kept, rows = 0.0, 0
-        for group, kind, saved in zip(layers, self.kinds, self.saved, strict=True):
-            kept = kept + group.count * saved
-            if kind not in ("none", "offload") and not keeps_no_input(self.run, kind, group.ops):
+        checkpointed = list[LayerGraph]()
+        for group, one in zip(layers, self.kinds, strict=True):
+            kept = kept + group.count * one.saved_bytes
+            if one.how != "none":
+                checkpointed.append(group)
+            if one.how not in ("none", "offload") and not keeps_no_input(self.run, one.how, group.ops):
                 rows += ceil(group.count / self.together)
         if self.kind == "none":
             return {("activations", "all layers"): kept}
@@ -551,9 +548,7 @@ class _MicroBatch:
         return {
             ("activations", "all layers"): kept,
             ("activations", "checkpoints"): rows * self.stream - narrow,
-            ("activations", "inputs pinned by 4-bit linears"): self._pinned(
-                [group for group, kind in zip(layers, self.kinds, strict=False) if kind != "none"]
-            ),
+            ("activations", "inputs pinned by 4-bit linears"): self._pinned(checkpointed),
         }
 
     def _pinned(self, layers: Sequence[LayerGraph]) -> float:
@@ -576,15 +571,17 @@ class _MicroBatch:
         parts: Parts = {}
         if self.kind == "none":
             return {}
-        parts["activations", "keys and values handed on"] = sum([before for before, _ in self.handed_on])
+        parts["activations", "keys and values handed on"] = sum([one.handed_on[0] for one in self.kinds])
         trained_bytes = low.weight_bytes if low.weights_train or low.last_layers else low.adapter_bytes
         if low.autocast and trained_bytes >= 4:
             # adapters added to fused experts' weights are no products, and a kernel's own casts not cached
             copies = 0.0
-            for group, kind in zip(self.layers, self.kinds, strict=True):
-                for op in group.ops if kind != "none" else ():
+            for one in self.kinds:
+                for op in one.group.ops if one.how != "none" else ():
                     if op.kind == "gemm" and op.forward.gemms and not op.enclosed:
-                        copies = copies + group.count * op.gradient_bytes * low.compute_bytes / trained_bytes
+                        copies = (
+                            copies + one.group.count * op.gradient_bytes * low.compute_bytes / trained_bytes
+                        )
             parts["weights", "autocast copies"] = copies
         if low.hands_back_cache:
             width = 0.0

@@ -258,9 +258,8 @@ def _through_stages(asked: Question, first: str, then: str) -> StepTime:
 
 def _scoring(asked: Question, stage: str) -> StepTime:
     step = StepTime(Breakdown({}), 0.0, 0.0, 0.0)
-    for scorer in scorers(asked.run, asked.share):
-        share = scorer.share
-        graph = share.graph if scorer.adapted else _without_adapters(share.graph)
+    for role, share in scorers(asked.run, asked.share):
+        graph = share.graph if role.adapted else _without_adapters(share.graph)
         clock = _forward_pass(asked.mean, asked.device, share, graph, stage)
         own = OnePass.of(clock)
         if asked.network is not None:
@@ -268,8 +267,8 @@ def _scoring(asked: Question, stage: str) -> StepTime:
                 slowest = _forward_pass(asked.slowest, asked.device, share, graph, stage)
                 waits_s = slowest.time.parts.total - own.compute_s
                 clock.parts.append(((stage, *SLOWEST), waits_s))
-            messages = forward_messages(scorer.run, share, asked.mean)
-            _add_waits(clock, asked._replace(run=scorer.run), share, stage, messages, own, 1)
+            messages = forward_messages(role.run, share, asked.mean)
+            _add_waits(clock, asked._replace(run=role.run), share, stage, messages, own, 1)
         step = step.plus(clock.time)
     run = asked.run  # the stages of a pipeline begin one after the other
     return step.times(micro_steps(run) + (run.pipeline_parallel - 1) / chunks_of(run))
@@ -336,9 +335,9 @@ def _held(asked: Question, *, training: bool = True) -> Breakdown:
 def _frozen(asked: Question) -> Parts:
     """Return the frozen models beside the policy; a reference where there are no adapters to switch off."""
     parts: Parts = {}
-    for scorer in scorers(asked.run, asked.share):
-        if scorer.frozen:
-            parts["weights", scorer.name] = scorer.share.graph.weights.base_bytes
+    for role, share in scorers(asked.run, asked.share):
+        if role.frozen:
+            parts["weights", role.name] = share.graph.weights.base_bytes
     if asked.run.ema and asked.run.phase in RL:
         own = asked.share.graph.weights
         parts["weights", "moving average"] = own.base_bytes + own.adapter_bytes
@@ -363,7 +362,7 @@ def scoring_memory(run: Run, share: Share, extents: Extents) -> Parts:
         logits = graph.head[-1].live_forward_bytes.at(extents)
     states = low.stream_bytes * model.hidden_size * extents.tokens  # which the model's code holds
     gathered = max(
-        [gathered_bytes(*scorer[1:3]) for scorer in scorers(run, share)] or [gathered_bytes(run, share)]
+        [gathered_bytes(role.run, held) for role, held in scorers(run, share)] or [gathered_bytes(run, share)]
     )
     resharded = run.sharding in ("fsdp", "hybrid") and model.num_layers > 1
     at_head = max(0.0, gathered - share.layer_bytes) if resharded else gathered  # no next layer on its way
@@ -438,8 +437,7 @@ def alternating_phases(run: Run, first: Trained, second: Trained) -> dict[str, B
 def _waiting_gradients(share: Share) -> float:
     run = share.run
     if accumulates_whole(run):
-        layers = stage_layers(run, share.graph.model)
-        return layers * share.layer_gradient_bytes + share.outer_gradient_bytes
+        return share.whole_gradient_bytes(stage_layers(run, share.graph.model))
     reduced = gradients_left(run) if run.gradient_accumulation_steps == 1 else 1.0
     return share.graph.weights.gradient_bytes * reduced
 

@@ -82,15 +82,13 @@ def _computed(
     source = source_for(spec, "gemm", dtype)
     shapes = [*product(ROWS, PRODUCTS), *_asked_products(runs)]
     for rows, (n, k) in dict.fromkeys(shapes):
-        for one in _linear(source, dtype, rows, n, k):
-            yield one, source
+        yield from ((one, source) for one in _linear(source, dtype, rows, n, k))
     for kind, shaped in (("attention", _attention), ("experts", _experts)):
         try:
             source = source_for(spec, kind, dtype)
         except UnsupportedError:
             continue
-        for one in shaped(source, dtype, runs, calibration):
-            yield one, source
+        yield from ((one, source) for one in shaped(source, dtype, runs, calibration))
 
 
 def _linear(source: Source, dtype: str, rows: float, n: float, k: float) -> Iterator[Reading]:
@@ -129,8 +127,7 @@ def _attention(
         yield Reading("attention_sdpa", dtype, "backward", sizes, backward, 0.0, *more, 1.0)
 
 
-def _experts(source: Source, dtype: str, runs: Sequence[Run], calibration: Calibration) -> Iterator[Reading]:
-    del calibration
+def _experts(source: Source, dtype: str, runs: Sequence[Run], _: Calibration) -> Iterator[Reading]:
     shapes = [(rows, *block) for rows, block in product(ROWS, EXPERTS)]
     for rows, width, inner, top_k, experts in dict.fromkeys([*shapes, *_asked_experts(runs)]):
         sizes = {

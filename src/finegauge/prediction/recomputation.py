@@ -27,6 +27,7 @@ from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.graph import Graph, LayerGraph, architecture_of
 from finegauge.model.op import ZERO, Extents, Op, per_token
 from finegauge.model.op_builder import CASTS, EXPERTS_CASTS, is_adapter, is_passive
+from finegauge.records import NamedTuple
 from finegauge.run.rules import WHOLE_LAYERS
 from finegauge.run.run import Run
 
@@ -191,6 +192,29 @@ def keeps_no_input(run: Run, kind: str, ops: Ops) -> bool:
     return kind == "selective" and (bool(run.recompute_modules) or scores)
 
 
+class Kind(NamedTuple):
+    """The layers of one kind that are checkpointed alike, and what each of them holds."""
+
+    group: LayerGraph
+    how: str  # checkpointed
+    place: int  # among the graph's layers
+    saved_bytes: float  # by autograd
+    outliving_bytes: float  # its backward pass
+    handed_on: tuple[float, float]  # to later layers: before it is rebuilt, and after
+
+
+def kinds_of(run: Run, graph: Graph, extents: Extents, stream: float) -> list[Kind]:
+    """Return the layers that have a backward pass, by kind, with what they hold, in bytes."""
+    places = {(group.kind, id(group.ops)): place for place, group in enumerate(graph.layers)}
+    found = list[Kind]()
+    for group, how in by_layer(run, [group for group in graph.layers if not group.passive]):
+        saved = sum([op.saved_bytes.at(extents) for op in split(run, how, group.ops)[0]], start=0.0)
+        outlives = _outliving_bytes(run, group.ops, extents, stream)
+        handed = _handed_on(run, graph, group.ops, extents)
+        found.append(Kind(group, how, places[group.kind, id(group.ops)], saved, outlives, handed))
+    return found
+
+
 def by_layer(run: Run, layers: Sequence[LayerGraph]) -> list[tuple[LayerGraph, str]]:
     """Return the layers, those that are not checkpointed apart, each with how it is.
 
@@ -267,7 +291,7 @@ def rerun(run: Run, graph: Graph, ops: Ops) -> Ops:
     return _until_last_kept(again)
 
 
-def outliving_bytes(run: Run, ops: Ops, extents: Extents, stream: float) -> float:
+def _outliving_bytes(run: Run, ops: Ops, extents: Extents, stream: float) -> float:
     """Return what a layer rebuilds and holds until its next forward pass.
 
     RecurrentGemma's recurrence keeps its last state, and with that the graph that made it again: of
@@ -282,7 +306,7 @@ def outliving_bytes(run: Run, ops: Ops, extents: Extents, stream: float) -> floa
     return sum([op.saved_bytes.at(extents) for op in own[: last + 1]])
 
 
-def handed_on(run: Run, graph: Graph, ops: Ops, extents: Extents) -> tuple[float, float]:
+def _handed_on(run: Run, graph: Graph, ops: Ops, extents: Extents) -> tuple[float, float]:
     """Return what of a layer's keys and values later layers are handed holds, before it is rebuilt and after.
 
     A dictionary that every checkpoint holds has those of the last layer of each kind that makes its own and,
@@ -298,24 +322,6 @@ def handed_on(run: Run, graph: Graph, ops: Ops, extents: Extents) -> tuple[float
     made = [op for op in ops[: names.index("attention kernel")] if op is not ops[start[1]]]  # of the queries
     rebuilt = 0.0 if run.checkpointing_reentrant else sum([op.saved_bytes.at(extents) for op in made])
     return width, width + rebuilt
-
-
-def still_handed_on(
-    index: int,
-    layers: Sequence[LayerGraph],
-    standing: Sequence[LayerGraph],
-    handed: Sequence[tuple[float, float]],
-) -> float:
-    """Return what is held of that beside a layer of kind `index` in backward, while the others stand.
-
-    `handed` is `handed_on` of each kind.
-    """
-    held = 0.0
-    for place, (group, left) in enumerate(zip(layers, standing, strict=True)):
-        passed = left.count < group.count
-        if place != index or (passed and group.count > 1):  # else the layer makes them itself
-            held = held + handed[place][passed]
-    return held
 
 
 def _until_last_kept(again: Ops) -> Ops:

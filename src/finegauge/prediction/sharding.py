@@ -105,6 +105,10 @@ class Share(NamedTuple):
         """Return whether the rank has others beside it."""
         return self.run.num_gpus > 1
 
+    def whole_gradient_bytes(self, layers: float) -> float:
+        """Return the gradients of so many layers and of what is around them, before they are reduced."""
+        return layers * self.layer_gradient_bytes + self.outer_gradient_bytes
+
     @property
     def communicates(self) -> bool:
         """Return whether anything is exchanged with other ranks or with the host."""
@@ -274,7 +278,7 @@ def gathered_memory(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     second = _second_copy(run, share)
     beside: dict[Path, float] = {weights: gathered, **second}
     if accumulates_whole(run):
-        whole = share.layer_gradient_bytes * stage_layers + share.outer_gradient_bytes
+        whole = share.whole_gradient_bytes(stage_layers)
         if by_fully_shard(run) and keeps_fp32_shards(run):
             whole = 2.0 * whole  # added up in the dtype that they are reduced in
         beside[gradients] = max(0.0, whole - share.graph.weights.gradient_bytes)
@@ -356,8 +360,7 @@ def _zero_buffers(run: Run, share: Share) -> dict[str, dict[Path, float]]:
     bucket_path, update = ("workspace", "bucket of gradients"), ("workspace", "gradients of the update")
     weights, value = share.graph.weights, share.graph.lowering.weight_bytes
     own, stage = weights.gradient_bytes, run.sharding
-    whole = share.layer_gradient_bytes * share.graph.model.num_layers / run.pipeline_parallel
-    whole += share.outer_gradient_bytes
+    whole = share.whole_gradient_bytes(share.graph.model.num_layers / run.pipeline_parallel)
     bucket = min(whole, run.reduce_bucket_size * value)
     updated = min(
         weights.trained_params + weights.adapter_params, ZERO3_SUB_GROUP if stage == "zero3" else inf

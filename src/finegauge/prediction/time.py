@@ -392,9 +392,9 @@ class StepClock:
         if by_megatron(run) or not (present(held) and present(times)):
             return
         if reduces_at_the_end(run):
-            layer = share.layer_gradient_bytes + share.expert_layer_gradient_bytes
-            whole = stage_layers(run, share.graph.model) * layer + share.outer_gradient_bytes
-            held = largest(held, whole)
+            layers = stage_layers(run, share.graph.model)
+            experts = layers * share.expert_layer_gradient_bytes
+            held = largest(held, share.whole_gradient_bytes(layers) + experts)
         seconds = times * self.device.pace_ratio * self.device.cache_seconds(3.0 * held)
         self.parts.append((("backward", "parameters", "add gradients"), seconds))
         self.device_s = self.device_s + seconds

@@ -151,19 +151,13 @@ def attention(c: Constants, s: Sizes, chip: Chip) -> Any:
 
 def experts(c: Constants, s: Sizes, chip: Chip) -> Any:
     """Return the seconds of a layer's routed experts on the rank that has most to do."""
-    hidden, inner, pairs = (
-        s["hidden_size"],
-        s["intermediate_size"],
-        s["num_tokens"] * s["num_experts_per_tok"],
-    )
-    rows, active = most_loaded(
-        s["num_tokens"], s["num_experts_per_tok"], s["num_experts"], s["expert_parallel"], s["skew"]
-    )
-    products = 6.0 * hidden * inner
+    tokens, hidden, inner, top_k, number = (s[name] for name in SHAPE_COLUMNS["experts"][:5])
+    rows, active = most_loaded(tokens, top_k, number, s["expert_parallel"], s["skew"])
+    products = 6.0 * hidden * inner * c.get("products", 1.0)
     compute = products * (rows + active * c["tile_rows"]) / (chip.flops_per_s * c["rate_fraction"])
-    weights = 3.0 * hidden * inner * active * chip.value_bytes
+    weights = products / 2.0 * active * chip.value_bytes
     moved = rows * (c["hidden_bytes"] * hidden + c["inner_bytes"] * inner)
-    moved = moved + pairs * c["all_hidden_bytes"] * hidden
+    moved = moved + tokens * top_k * c["all_hidden_bytes"] * hidden
     memory = weights / (chip.bytes_per_s * c["bandwidth_fraction"]) + _moved_s(c, moved, chip)
     return c["launch_s"] + overlapped(compute, memory, c["overlap"])
 
@@ -192,8 +186,7 @@ class Surface(NamedTuple):
 
 def _attention_place(s: Sizes) -> tuple[Any, ...]:
     heads, kv_heads = log(s["num_heads"]), log(s["num_kv_heads"])
-    shared = 0.7 * (heads - kv_heads)
-    return log(s["batch_size"]), log(s["seq_len"]), heads, shared, 2.0 * log(s["head_dim"])
+    return log(s["batch_size"]), log(s["seq_len"]), heads, 0.7 * (heads - kv_heads), 2.0 * log(s["head_dim"])
 
 
 def _experts_place(s: Sizes) -> tuple[Any, ...]:
@@ -234,9 +227,6 @@ SURFACES: Mapping[str, Surface] = {
         lambda s: (log(s["bytes"]), 2.0 * log(s["num_gpus"])),
     ),
 }  # fmt: skip
-CASTING = {"cast_s": 2e-6, "cast_bytes": 6.0}  # of products in formats narrower than 16 bit
-SHARING = {"sharing": 0.1}  # of links behind PCIe bridges
-
 
 FOLDER = os.path.join(os.path.dirname(__file__), "data", "operators")
 LENGTH = 1.5  # of K, in logarithms of sizes: shapes within a factor of 4 err alike
@@ -258,16 +248,20 @@ FORMATS = {  # what a number format is timed as
 }  # fmt: skip
 PEAKS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 COLLECTIVE_FORMATS = {"half": "half", "bf16": "half", "fp16": "half", "bfloat16": "half", "int8": "int8"}
-DERIVED = ("mxfp8", "mxfp4")
 # training's own calls, first of those that were timed: torch's linear, FlashAttention, fused experts;
 # TensorRT-LLM's fp8 product is cuBLAS's, as Transformer Engine's and torch._scaled_mm are
 DEFAULT_ENGINES = {
-    ("gemm", "bf16"): ("vllm", "sglang", "trtllm"),
     ("gemm", "fp8"): ("trtllm", "sglang", "vllm"),
     ("gemm", "fp8_block"): ("trtllm", "sglang", "vllm"),
     ("gemm", "nvfp4"): ("trtllm", "vllm", "sglang"),
 }
 ENGINES = ("vllm", "trtllm", "sglang", "nccl")
+# what kernels of experts are written in, which decides their rate, by words of their names: vLLM's own are
+# Triton's, and TensorRT-LLM's way through PyTorch is CUTLASS's, unless they say otherwise
+LANGUAGES = (("triton", "vllm_fused_moe"), ("deepgemm",), ("trtllm",), ("cutlass", "moe_torch_flow"))
+LEAST_WIDTHS = 3  # of experts, timed with one kernel, for it to speak for kernels of other names
+SIBLINGS = {"fp8": "fp8_block", "fp8_block": "fp8"}  # one rate and width
+UNGATED, OF_GATED = "nongated", 2 / 3  # experts of two products in place of three
 PATHS = ("torch_flow",)  # TensorRT-LLM's way through PyTorch: which kernel runs depends on the GPU
 
 
@@ -321,14 +315,16 @@ def _document(name: str) -> Any:
 
 
 @cache
-def fit_of(timed: Timed) -> Fit:
-    """Return the fitted kernel `timed`."""
+def fit_of(timed: Timed, kernel: str = "") -> Fit:
+    """Return the fitted kernel `timed`, for experts of as many products as those of `kernel`."""
     found = _document(timed.gpu)[timed.kind][timed.column]
     shapes = timings(timed.gpu, timed.kind)[timed.column].shapes
     place = SURFACES[timed.kind].place
     places = tuple(place(sizes) for sizes in sizes_of(timed.kind, shapes))
     weights = tuple(map(float, found["weights"].split()))
-    return Fit(timed, found["constants"], weights, places, Interval(*found["interval"]))
+    products = OF_GATED ** ((UNGATED in (kernel or timed.kernel)) - (UNGATED in timed.kernel))
+    constants = {**found["constants"], "products": products}
+    return Fit(timed, constants, weights, places, Interval(*found["interval"]))
 
 
 def chip_of(spec: GpuSpec, dtype: str, like: GpuSpec | None = None, kind: str = "") -> Chip:
@@ -411,10 +407,7 @@ def _fed(spec: GpuSpec, like: GpuSpec, rate: str) -> float:
 
 def _generation(spec: GpuSpec) -> float:
     """Return the compute capability as a number; that of Hopper for others than NVIDIA's."""
-    try:
-        return float(spec.compute_capability)
-    except ValueError:
-        return 9.0
+    return float(spec.compute_capability) if spec.compute_capability[:1].isdigit() else 9.0
 
 
 def _is_datacentre(spec: GpuSpec) -> bool:
@@ -439,10 +432,18 @@ def is_kin(spec: GpuSpec, other: GpuSpec) -> bool:
 
 def engine_of(kernel: str) -> str:
     """Return whose kernel `kernel` is; "" where nothing timed has the name or one that begins so."""
-    for one in timed_kernels():
-        if one.kernel == kernel:
-            return one.engine
-    return next((name for name in ENGINES if name in kernel.casefold()), "")
+    own = (one.engine for one in timed_kernels() if one.kernel == kernel)
+    return next(own, None) or next((name for name in ENGINES if name in kernel.casefold()), "")
+
+
+def _is_foreign(one: Timed, kernel: str) -> bool:
+    """Return whether `one`, of experts, is in another language than `kernel`, or was timed too narrowly."""
+    wanted = [words for words in LANGUAGES if any(word in kernel for word in words)][:1]
+    own = [words for words in LANGUAGES if any(word in one.kernel for word in words)][:1]
+    if one.kind != "experts" or not wanted:
+        return False
+    shapes = timings(one.gpu, one.kind)[one.column].shapes
+    return wanted != own or len({shape[1:3] for shape in shapes}) < LEAST_WIDTHS
 
 
 def source_for(
@@ -458,9 +459,10 @@ def source_for(
     timed_as = (COLLECTIVE_FORMATS if kind == "collective" else FORMATS).get(dtype)
     if timed_as is None:
         raise UnsupportedError(f"No {kind} was timed in {shown(dtype)}; give one of {', '.join(FORMATS)}.")
+    formats = {timed_as, SIBLINGS.get(timed_as, "") if kind == "experts" and kernel else ""}
     known = [
         one for one in timed_kernels()
-        if one.kind == kind and one.dtype == timed_as and one.gpu not in without
+        if one.kind == kind and one.dtype in formats and one.gpu not in without
         and (one.kernel == kernel or kind != "collective")
     ]  # fmt: skip
     if not known:
@@ -473,20 +475,22 @@ def source_for(
     def match(one: Timed) -> tuple[int, int, int]:
         same = one.kernel == kernel and (kernel not in PATHS or is_kin(spec, gpu_named(one.gpu)))
         closeness = 0 if same else 1 if one.engine == wanted else 2
+        closeness += 3 * (one.dtype != timed_as) + 6 * (not same and _is_foreign(one, kernel))
         return closeness, order.index(one.engine), -one.rows
 
     stands, chosen = _chosen(spec, known, match)
-    parts = tuple((fit_of(one), chip_of(spec, rated, gpu_named(one.gpu), kind)) for one in chosen)
-    interval = parts[0][0].interval if stands == "timed" else _left_out(kind, stands)
+    fits = [fit_of(one, kernel) for one in chosen]
+    chips = [chip_of(spec, rated, gpu_named(one.gpu), kind) for one in chosen]
+    interval = fits[0].interval if stands == "timed" else _left_out(kind, stands)
     note = f"{chosen[0].kernel} timed on it ({chosen[0].source})"
     if stands != "timed":
         named = " and ".join(f"{one.kernel} of {one.gpu}" for one in chosen)
         note = f"{spec.name} was not timed: {named} under its datasheet"
-    if dtype in DERIVED:
+    if dtype in device.TIMED_AS:
         low, high = _left_out(kind, "other")
         interval = Interval(min(interval.low_ratio, low), max(interval.high_ratio, high))
         note += f"; {dtype} was not timed, taken as {timed_as}"
-    return Source(parts, stands, interval, note)
+    return Source(tuple(zip(fits, chips, strict=True)), stands, interval, note)
 
 
 def _chosen(
@@ -497,30 +501,31 @@ def _chosen(
     The GPU's own, or that of its nearest kin. Of strangers all that match the kernel best: those of its kind
     of chip if there are any, the nearest of each architecture, best first.
     """
-    own, kind = [one for one in known if one.gpu == spec.name], known[0].kind
-    if own:
-        return "timed", [min(own, key=match)]
+    kind = known[0].kind
+
+    def best_of(name: str) -> Timed:
+        return min((one for one in known if one.gpu == name), key=match)
+
+    if any(one.gpu == spec.name for one in known):
+        return "timed", [best_of(spec.name)]
     if kind == "collective":  # bridges are the machine's, not the GPU's: all that were timed weigh alike
         known = [one for one in known if _bridged(gpu_named(one.gpu)) == _bridged(spec)] or known
         if _bridged(spec):
-            return "other", [
-                min((one for one in known if one.gpu == other), key=match)
-                for other in sorted({one.gpu for one in known})
-            ]
+            return "other", [best_of(other) for other in sorted({one.gpu for one in known})]
     near = sorted({one.gpu for one in known}, key=lambda other: _distance(spec, gpu_named(other)))
     kin = [other for other in near if is_kin(spec, gpu_named(other))]
     if kin:
-        return "architecture", [min((one for one in known if one.gpu == kin[0]), key=match)]
+        return "architecture", [best_of(kin[0])]
     known = [one for one in known if one.rows >= LEAST_ROWS or kind == "collective"] or known
     near = [other for other in near if any(one.gpu == other for one in known)]
-    best = [min((one for one in known if one.gpu == other), key=match) for other in near]
+    best = [best_of(other) for other in near]
     closest = min(match(one)[0] for one in best)
     best = [one for one in best if match(one)[0] == closest]
-    alike = [one for one in best if _is_datacentre(gpu_named(one.gpu)) == _is_datacentre(spec)]
-    if kind == "experts":  # whose kernels are the engine's choice, more than the chip's kind
-        alike = best
+    if kind != "experts":  # whose kernels are the engine's choice, more than the chip's kind
+        alike = [one for one in best if _is_datacentre(gpu_named(one.gpu)) == _is_datacentre(spec)]
+        best = alike or best
     by_generation: dict[int, Timed] = {}
-    for one in alike or best:
+    for one in best:
         by_generation.setdefault(int(10 * _generation(gpu_named(one.gpu))), one)
     return "other", list(by_generation.values())
 

@@ -1,18 +1,15 @@
-"""How answers about one run look: estimate, explain, max-batch, max-length, can; check, its headline."""
+"""How answers about one run look: estimate, explain, max-batch, max-length; check, its headline."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from finegauge.answers.changes import CanAnswer, FitsAt, FitsOn, FitsWith
 from finegauge.answers.estimate import (
     CapacityAnswer,
     EstimateAnswer,
     GpuCapacity,
     GpuEstimate,
     GpuExplanation,
-    MeasuredCapacityAnswer,
 )
-from finegauge.answers.runs import FROM_COMMON
 from finegauge.planning.quote import SPOT_REPEATED_FRACTION, WALL_POWER_RATIO, OfferCost
 from finegauge.prediction.moments import FORMULAS
 from finegauge.profile import Breakdown, Path, Profile
@@ -38,13 +35,11 @@ from finegauge.render.run_parts import (
     basis_notes,
     formula_of,
     gpu_table,
-    gpus_text,
     headline,
     headlines,
     input_table,
     memory_bar,
     method_notes,
-    model_name,
     moments_note,
     moments_table,
     offer_tables,
@@ -428,130 +423,3 @@ def _capacity_notes(answer: CapacityAnswer) -> Iterator[Note]:
     if answer.trained_positions and max(one.value for one in answer.results) > answer.trained_positions:
         said += f" The model was built for {answer.trained_positions:,} positions (max_position_embeddings)."
     yield Note(said, tone="soft")
-
-
-def measured_capacity_report(answer: MeasuredCapacityAnswer) -> Report:
-    """Return the largest micro-batch that a trial has shown to fit, and every trial."""
-    (one,) = answer.results
-    where = f" within {fmt.size(answer.allowed_bytes)}" if answer.allowed_bytes else ""
-    value = f"{'≥ ' if one.border.at_limit else ''}{one.border.value:,}"
-    low, likely, high = one.bounds
-    rows = tuple(
-        (
-            f"{trial.micro_batch_size:,}",
-            trial.outcome.replace("_", " "),
-            fmt.size(trial.peak_memory_bytes) if trial.peak_memory_bytes else fmt.UNKNOWN,
-            fmt.duration(trial.step_time_s) if trial.step_time_s else fmt.UNKNOWN,
-        )
-        for trial in one.trials
-    )
-    headings = "micro_batch_size", "outcome", "peak", "a step"
-    untried = f"{one.untried:,} sizes above it were not tried." if one.untried else ""
-    return Report.of(
-        title_of(answer.run),
-        Toned(f"Largest micro-batch measured{where}: {value}", "strong"),
-        section("trials", "", Table("Trials", headings, rows, 2, indent=2)),
-        subject=(
-            f"Predicted: {low:,} surely fits, {likely:,} probably, {high:,} surely does not.",
-            *([untried] if untried else []),
-        ),
-    )
-
-
-METHODS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA"}
-SHARDING = {"none": "", "fsdp": ", FSDP", "zero3": ", ZeRO-3"}
-
-_KEY = (
-    *("Largest micro-batch that is ", Toned("safe", "good"), " (P(OOM) below 5 %), in brackets the largest "),
-    *("that ", Toned("may fit", "risky"), "; ", Toned("no", "bad"), ": not even 1."),
-)
-_NO_GPU = "No GPU is stated: this is the first of the common ones that is safe; --gpu 4090:2 asks for others."
-
-
-def can_report(answer: CanAnswer) -> Report:
-    """Return what is shown of what fits."""
-    run = answer.run
-    name = model_name(run)
-    checkpointing = {"full": "checkpointing", "none": "no checkpointing"}
-    kept = run.activation_checkpointing
-    parts = [
-        f"rank {run.lora_rank}",
-        checkpointing.get(kept, f"{kept} checkpointing"),
-        "all sequences at full length",
-        "micro-batch per GPU",
-    ]
-    return Report.of(
-        f"What fits: {name}",
-        tuple(_headline(name, answer)),
-        *(
-            section(one.gpu, "", _table(one, answer.limit, run.seq_len), *_reasons(one))
-            for one in answer.results
-        ),
-        section("key", "", Note(_KEY), *([Note(_NO_GPU)] if run.origins["gpu"] == FROM_COMMON else [])),
-        subject=(" · ".join(parts),),
-    )
-
-
-def _headline(name: str, answer: CanAnswer) -> Iterator[str]:
-    """Yield "Qwen3-32B on 2 x RTX 4090: QLoRA is safe, LoRA may fit, full will not.", per GPU."""
-    for number, one in enumerate(answer.results):
-        best: dict[str, int] = {}
-        only = dict[str, str]()  # with what methods fit that do not without
-        for way in one.methods:
-            at = next((fits for fits in way.lengths if fits.seq_len == answer.run.seq_len), None)
-            rank = 0 if at is None else 2 if at.safe_micro_batch_size else 1 if at.max_micro_batch_size else 0
-            if way.host_bytes is not None:  # which is for the reader to judge
-                only |= {way.method: "offload"} if rank else {}
-                continue
-            if way.kernels:
-                only |= {way.method: way.kernels[0].title()} if rank else {}
-                continue
-            best[way.method] = max(best.get(way.method, 0), rank)
-        said = {2: ("is safe", "good"), 1: ("may fit", "risky"), 0: ("does not fit", "bad")}
-        gpus = gpus_text(one.gpu, one.num_gpus)
-        yield f"{' ' if number else ''}{name} on {gpus} at {answer.run.seq_len:,} tokens: "
-        for place, (method, rank) in enumerate(best.items()):
-            word, tone = said[rank]
-            if not rank and method in only:
-                word, tone = f"only with {only[method]}", "risky"
-            yield f"{', ' if place else ''}{METHODS[method]} "
-            yield Toned(word, "strong", tone)
-        yield "."
-
-
-def _table(one: FitsOn, limit: int, seq_len: int) -> Table:
-    lengths = next((way.lengths for way in one.methods if way.lengths), ())
-    gpus = gpus_text(one.gpu, one.num_gpus)
-    headings = (f"{gpus}\n{gib(one.capacity_bytes)} each", *(f"tokens\n{at.seq_len:,}" for at in lengths))
-    rows = tuple(_row(way, limit) for way in one.methods if way.lengths)
-    return Table(f"What fits {gpus}", (*headings, f"tokens/s\nat {seq_len:,}"), rows)
-
-
-def _row(way: FitsWith, limit: int) -> tuple[Text, ...]:
-    held = f", {way.host_bytes / 1e9:,.0f} GB on the host" if way.host_bytes is not None else ""
-    name = f"{_way_name(way)}{held}"
-    rate = count(way.tokens_per_s) if way.tokens_per_s else fmt.UNKNOWN
-    return (name, *(_cell(at, limit) for at in way.lengths), rate)
-
-
-def _cell(at: FitsAt, limit: int) -> str:
-    """Return "13 (15)": 13 are safe, 15 may fit."""
-    safe, may = at.safe_micro_batch_size, at.max_micro_batch_size
-    if not may:
-        return Toned("no", "bad")
-    if not safe:
-        return Toned(f"({may})", "risky")
-    return Toned(f"{'≥' * (safe == limit)}{safe}{f' ({may})' * (may > safe)}", "good")
-
-
-def _reasons(one: FitsOn) -> Iterator[Note]:
-    for way in one.methods:
-        if way.reason:
-            yield Note(f"{_way_name(way)}: {way.reason}", tone="risky")
-
-
-def _way_name(way: FitsWith) -> str:
-    """Return "QLoRA, FSDP, Liger"."""
-    return (
-        f"{METHODS[way.method]}{SHARDING[way.sharding]}{''.join(f', {one.title()}' for one in way.kernels)}"
-    )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from finegauge.answers.measurement import MeasureAnswer, Measurement
+from finegauge.answers.measurement import MeasureAnswer, MeasuredCapacityAnswer, Measurement
 from finegauge.answers.profile import WHOLE
 from finegauge.profile import Breakdown, Path, Profile, Work
 from finegauge.render import number_format as fmt
@@ -413,3 +413,31 @@ def _pairs(one: Measurement) -> Iterator[Plot | None]:
             "beside-memory", "Peak memory", "Peak memory by kind, as torch allocates it",
             pairs("the peak", parts, 2.0**20), unit="MiB", said=lambda mib: fmt.size(mib * 2.0**20),
         )  # fmt: skip
+
+
+def measured_capacity_report(answer: MeasuredCapacityAnswer) -> Report:
+    """Return the largest micro-batch that a trial has shown to fit, and every trial."""
+    (one,) = answer.results
+    where = f" within {fmt.size(answer.allowed_bytes)}" if answer.allowed_bytes else ""
+    value = f"{'≥ ' if one.border.at_limit else ''}{one.border.value:,}"
+    low, likely, high = one.bounds
+    rows = tuple(
+        (
+            f"{trial.micro_batch_size:,}",
+            trial.outcome.replace("_", " "),
+            fmt.size(trial.peak_memory_bytes) if trial.peak_memory_bytes else fmt.UNKNOWN,
+            fmt.duration(trial.step_time_s) if trial.step_time_s else fmt.UNKNOWN,
+        )
+        for trial in one.trials
+    )
+    headings = "micro_batch_size", "outcome", "peak", "a step"
+    untried = f"{one.untried:,} sizes above it were not tried." if one.untried else ""
+    return Report.of(
+        title_of(answer.run),
+        Toned(f"Largest micro-batch measured{where}: {value}", "strong"),
+        section("trials", "", Table("Trials", headings, rows, 2, indent=2)),
+        subject=(
+            f"Predicted: {low:,} surely fits, {likely:,} probably, {high:,} surely does not.",
+            *([untried] if untried else []),
+        ),
+    )

@@ -83,8 +83,8 @@ def table_lines(table: Table, most: int = 0) -> list[str]:
     table, left_out = _narrowed(table, most) if has_width() else (table, [])
     note = wrapped(f"Too narrow to show: {', '.join(left_out)}.", indent="  ") if left_out else []
     last = len(table.headings) - 1
-    heads = [heading.rpartition("\n") for heading in table.headings]
-    above = [line for line in ([head[0] for head in heads], [head[2] for head in heads]) if any(line)]
+    heads = [heading.rpartition("\n")[::2] for heading in table.headings]
+    above = [line for line in zip(*heads, strict=True) if any(line)]
     rows = [[painted(cell) for cell in row] for row in table.rows]
 
     def width(n: int) -> int:

@@ -33,7 +33,8 @@ from finegauge.answers.runs import Unnamed
 from finegauge.catalogue.gpus import matching_gpus
 from finegauge.documents import json_text
 from finegauge.errors import FineGaugeError, InputError, internal_error
-from finegauge.planning.whatif import OBJECTIVES, what_if
+from finegauge.planning.quote import OBJECTIVES
+from finegauge.planning.whatif import what_if
 from finegauge.render.json import document
 from finegauge.render.schema import schema
 from finegauge.run.field import flag

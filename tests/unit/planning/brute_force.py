@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from finegauge.data.batch_shape import shape
 from finegauge.errors import FieldError, UnsupportedError
-from finegauge.planning.quote import Quote, quote
+from finegauge.planning.quote import Outcome, Quote, quote
 from finegauge.planning.whatif import Standing
 from finegauge.prediction.predictor import predict
-from finegauge.prediction.uncertainty import probability_out_of_memory
+from finegauge.prediction.uncertainty import probability_out_of_memory, verdict
 from finegauge.profile import Profile
 from finegauge.run.run import Run
 
@@ -24,7 +24,7 @@ LABELS = (
     *("micro_batch_size", "packing", "tensor_parallel", "pipeline_parallel", "cpu_offload"),
 )
 COLUMNS = (
-    *("usd", "spot_usd", "wall_s", "energy_j", "memory_bytes", "capacity_bytes"),
+    *("on_demand_usd", "spot_usd", "wall_s", "wall_energy_j", "device_memory_bytes", "capacity_bytes"),
     *("out_of_memory_fraction", "samples_per_step", "num_nodes"),
 )
 
@@ -101,13 +101,12 @@ def _row(run: Run) -> tuple[Standing, dict[str, float], dict[str, object]]:
 
 def _figures(run: Run, profile: Profile, bill: Quote) -> dict[str, float]:
     """Return what a plan takes, nan where it is not known."""
-    on_demand, spot = bill.cheapest_on_demand, bill.cheapest_spot
     known = {
-        "usd": on_demand.on_demand_usd if on_demand else None,
-        "spot_usd": spot.spot_usd if spot else None,
+        "on_demand_usd": bill.on_demand_usd,
+        "spot_usd": bill.spot_usd,
         "wall_s": bill.wall_s,
-        "energy_j": bill.wall_energy_j,
-        "memory_bytes": profile.device_memory_bytes.total,
+        "wall_energy_j": bill.wall_energy_j,
+        "device_memory_bytes": profile.device_memory_bytes.total,
         "capacity_bytes": profile.capacity_bytes,
         "out_of_memory_fraction": probability_out_of_memory(profile),
         "num_nodes": float(run.num_nodes),
@@ -126,17 +125,16 @@ def _labels(values: Sequence[object]) -> tuple[tuple[object, ...], NDArray[np.in
 def candidate_of(run: Run, profile: Profile, bill: Quote, figures: Mapping[str, float]) -> Standing:
     """Return the plan as a search would."""
     on_demand = bill.cheapest_on_demand
-    return Standing(
-        run=run,
-        step_time_s=profile.step_time_s.total,
-        samples_per_step=figures["samples_per_step"],
-        memory_bytes=figures["memory_bytes"],
+    took = Outcome(
+        verdict=verdict(figures["out_of_memory_fraction"]),
+        device_memory_bytes=figures["device_memory_bytes"],
         capacity_bytes=figures["capacity_bytes"],
         out_of_memory_fraction=figures["out_of_memory_fraction"],
+        step_time_s=profile.step_time_s.total,
         wall_s=figures["wall_s"],
-        usd=on_demand.on_demand_usd if on_demand else None,
-        spot_usd=bill.cheapest_spot.spot_usd if bill.cheapest_spot else None,
-        energy_j=bill.wall_energy_j,
+        on_demand_usd=bill.on_demand_usd,
+        spot_usd=bill.spot_usd,
+        wall_energy_j=bill.wall_energy_j,
         emissions_kg=bill.emissions_kg,
-        offer=on_demand.offer if on_demand else None,
     )
+    return Standing(run, took, figures["samples_per_step"], on_demand.offer if on_demand else None)

@@ -10,7 +10,7 @@ from finegauge.planning.selection import Choice, Wanted
 from finegauge.run.run import Run
 
 RUN = Run(model="llama-2-7b", method="lora", gpu="A40", micro_batch_size=1, gradient_accumulation_steps=8)
-FIGURES = ("usd", "wall_s", "energy_j", "memory_bytes")
+FIGURES = ("on_demand_usd", "wall_s", "wall_energy_j", "device_memory_bytes")
 GIB = 2.0**30
 
 
@@ -48,11 +48,11 @@ def table(*rows: Row) -> Table:
     """Return the table of `rows`."""
     risks = [row.risk if row.risk is not None else float(row.memory_gib > row.capacity_gib) for row in rows]
     columns = {
-        "usd": [row.usd for row in rows],
+        "on_demand_usd": [row.usd for row in rows],
         "spot_usd": [row.usd / 2 for row in rows],
         "wall_s": [row.wall_s for row in rows],
-        "energy_j": [row.energy_j for row in rows],
-        "memory_bytes": [row.memory_gib * GIB for row in rows],
+        "wall_energy_j": [row.energy_j for row in rows],
+        "device_memory_bytes": [row.memory_gib * GIB for row in rows],
         "capacity_bytes": [row.capacity_gib * GIB for row in rows],
         "out_of_memory_fraction": risks,
         "num_nodes": [row.num_nodes for row in rows],

@@ -62,7 +62,7 @@ def test_the_training_is_kept_before_it_is_changed_and_money_comes_last() -> Non
         found = kinds(one)
         assert found == sorted(found)
         assert set(found) == expected
-    bills = [one.standing.usd for one in advice.found.variants if one.switch in SAME]
+    bills = [one.standing.outcome.on_demand_usd for one in advice.found.variants if one.switch in SAME]
     assert bills == sorted(bills, key=lambda usd: usd or 0.0)
 
 

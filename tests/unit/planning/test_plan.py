@@ -40,10 +40,10 @@ def test_a_plan_is_the_best_and_knows_what_surrounds_it() -> None:
     assert found.profile is not None
     assert found.quote is not None
     assert found.assumed_samples == ASSUMED_SAMPLES
-    assert found.winner.usd == found.quote.cheapest_on_demand.on_demand_usd  # type: ignore[union-attr]
-    assert found.winner.wall_s == found.quote.wall_s
+    assert found.winner.outcome.on_demand_usd == found.quote.cheapest_on_demand.on_demand_usd  # type: ignore[union-attr]
+    assert found.winner.outcome.wall_s == found.quote.wall_s
     assert found.base is not None
-    assert (found.winner.usd or 0.0) < (found.base.usd or 0.0)
+    assert (found.winner.outcome.on_demand_usd or 0.0) < (found.base.outcome.on_demand_usd or 0.0)
     assert found.winner in found.front
     assert {one.value for one in found.alternatives["gpu"]} == set(CHOICES["gpu"]) - {found.winner.run.gpu}
     assert found.miss is None
@@ -53,8 +53,8 @@ def test_objectives_differ() -> None:
     cheapest, fastest = planned().winner, planned(minimise="time").winner
     assert cheapest is not None
     assert fastest is not None
-    assert fastest.wall_s < cheapest.wall_s
-    assert (fastest.usd or 0.0) > (cheapest.usd or 0.0)
+    assert fastest.outcome.wall_s < cheapest.outcome.wall_s
+    assert (fastest.outcome.on_demand_usd or 0.0) > (cheapest.outcome.on_demand_usd or 0.0)
 
 
 def test_no_plan_says_what_comes_closest() -> None:
@@ -173,9 +173,11 @@ def test_gpus_with_and_without_bf16_are_planned_together() -> None:
     assert both.num_candidates == sum(one.num_candidates for one in alone)
     named = {(one.run.gpu, one.run.weights_dtype) for one in both.front if one.run.method == "lora"}
     assert {("T4", "fp16"), ("L4", "bf16")} >= named
-    winners = [one.winner.usd for one in alone if one.winner and one.winner.usd]
+    winners = [
+        one.winner.outcome.on_demand_usd for one in alone if one.winner and one.winner.outcome.on_demand_usd
+    ]
     assert both.winner is not None
-    assert both.winner.usd == min(winners)
+    assert both.winner.outcome.on_demand_usd == min(winners)
     methods = [one.value for one in both.alternatives["gpu"]]
     assert len(methods) == len(set(methods))
     assert "T4" in methods or both.winner.run.gpu == "T4"

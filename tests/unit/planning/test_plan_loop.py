@@ -25,9 +25,12 @@ def test_every_plan_is_what_predict_and_quote_say() -> None:
     for index in (0, found.num_evaluated // 2, found.num_evaluated - 1):
         one = found.candidate(index)
         bill = quote(one.run)
-        assert one.wall_s == bill.wall_s
-        assert one.memory_bytes == predict(one.run).device_memory_bytes.total
-        assert bill.cheapest_on_demand is None or one.usd == bill.cheapest_on_demand.on_demand_usd
+        assert one.outcome.wall_s == bill.wall_s
+        assert one.outcome.device_memory_bytes == predict(one.run).device_memory_bytes.total
+        assert (
+            bill.cheapest_on_demand is None
+            or one.outcome.on_demand_usd == bill.cheapest_on_demand.on_demand_usd
+        )
         assert one.run.global_batch_size == DPO.global_batch_size
     assert np.isclose(found.columns["samples_per_step"], DPO.global_batch_size).all()
 
@@ -63,4 +66,4 @@ def test_a_model_too_large_for_one_gpu_is_sharded_as_little_as_it_must() -> None
     *others, last = dict.fromkeys(tried[8])
     assert others == ["none", "zero2"][: len(others)] != []
     eight = [one for one in map(found.candidate, range(found.num_evaluated)) if one.run.num_gpus == 8]
-    assert {one.run.sharding for one in eight if one.out_of_memory_fraction <= 0.05} == {last}
+    assert {one.run.sharding for one in eight if one.outcome.out_of_memory_fraction <= 0.05} == {last}

@@ -25,5 +25,5 @@ def test_a_search_counts_with_it_too() -> None:
     found = plan(RUN.replace(pue=2.0), wanted)
     assert found.winner is not None
     assert found.quote is not None
-    assert found.winner.emissions_kg == pytest.approx(found.quote.emissions_kg)
+    assert found.winner.outcome.emissions_kg == pytest.approx(found.quote.emissions_kg)
     assert found.quote.pue == 2.0

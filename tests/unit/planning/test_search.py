@@ -160,7 +160,7 @@ def test_gpus_without_bf16_have_plans_in_fp16_as_they_are_predicted(gpu: str) ->
         assert (run.gpu, "bf16" in (run.weights_dtype, run.autocast, run.adapter_dtype)) == (gpu, False)
         profile = predict(run)
         assert result.columns["step_time_s"][row] == pytest.approx(profile.step_time_s.total, rel=1e-6)
-        assert result.columns["memory_bytes"][row] == pytest.approx(
+        assert result.columns["device_memory_bytes"][row] == pytest.approx(
             profile.device_memory_bytes.total, rel=1e-6
         )
 

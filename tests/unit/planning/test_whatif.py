@@ -4,6 +4,7 @@ import pytest
 
 from finegauge.errors import UnknownKeyError, UnknownNameError
 from finegauge.planning.whatif import ASSUMED_SAMPLES, SWITCHES, Variant, WhatIf, divisors, standing, what_if
+from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.run.run import Run
 
 LORA = Run(
@@ -30,7 +31,11 @@ def refused(run: Run, name: str) -> str:
 
 def saved(found: WhatIf, objective: str) -> list[float]:
     """Return the changes of one figure, in the order of the answer, where they are known and fit."""
-    changes = (found.change_fraction(v, objective) for v in found.variants if not v.standing.fails)
+    changes = (
+        found.change_fraction(v, objective)
+        for v in found.variants
+        if v.standing.outcome.verdict != WILL_NOT_FIT
+    )
     return [change for change in changes if change is not None]
 
 
@@ -50,7 +55,7 @@ def test_the_largest_gain_comes_first(objective: str) -> None:
 
 def test_what_fails_comes_last() -> None:
     found = what_if(LORA, ["8bit-optimizer", "full", "checkpointing"])
-    assert [v.standing.fails for v in found.variants] == [False, False, True]
+    assert [v.standing.outcome.verdict == WILL_NOT_FIT for v in found.variants] == [False, False, True]
     assert found.variants[-1].switch == "full"
 
 
@@ -58,7 +63,10 @@ def test_a_variant_stands_as_the_whole_run_does() -> None:
     variant = one(LORA, "checkpointing")
     assert variant.standing == standing(LORA.replace(activation_checkpointing="full"))
     assert variant.changes == {"activation_checkpointing": "full"}
-    assert variant.standing.memory_bytes < what_if(LORA, ["checkpointing"]).base.memory_bytes
+    assert (
+        variant.standing.outcome.device_memory_bytes
+        < what_if(LORA, ["checkpointing"]).base.outcome.device_memory_bytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_packing_keeps_the_samples_of_a_step() -> None:
     variant = one(run, "packing")
     assert variant.standing.samples_per_step == pytest.approx(run.global_batch_size, rel=0.1)
     assert variant.standing.run.global_batch_size < run.global_batch_size
-    assert variant.standing.wall_s < what_if(run, ["packing"]).base.wall_s
+    assert variant.standing.outcome.wall_s < what_if(run, ["packing"]).base.outcome.wall_s
 
 
 def test_steps_follow_the_samples_where_steps_are_stated() -> None:
@@ -96,14 +104,17 @@ def test_a_run_of_unknown_length_is_compared_over_assumed_samples() -> None:
     run = Run(model="llama-2-7b", method="lora", gpu="A40")
     found = what_if(run, ["8bit-optimizer"])
     assert found.assumed_samples == ASSUMED_SAMPLES
-    assert found.base.usd is not None
+    assert found.base.outcome.on_demand_usd is not None
     assert what_if(LORA, ["8bit-optimizer"]).assumed_samples is None
 
 
 def test_sharding_needs_ranks() -> None:
     assert "one data-parallel rank" in refused(LORA, "zero3")
     for name in ("fsdp", "zero3"):
-        assert one(EIGHT, name).standing.memory_bytes < what_if(EIGHT, [name]).base.memory_bytes
+        assert (
+            one(EIGHT, name).standing.outcome.device_memory_bytes
+            < what_if(EIGHT, [name]).base.outcome.device_memory_bytes
+        )
     assert one(EIGHT, "tensor-parallel").standing.run.tensor_parallel == 2
     assert one(EIGHT, "half-gpus").standing.run.num_gpus == 4
 
@@ -131,8 +142,8 @@ def test_unknown_switches_name_their_neighbours() -> None:
 
 def test_spot_sorts_by_spot_prices() -> None:
     found = what_if(LORA, ["h100"], spot=True)
-    assert found.base.spot_usd is not None
-    assert found.base.amount("cost", spot=True) == found.base.spot_usd
+    assert found.base.outcome.spot_usd is not None
+    assert found.base.outcome.amount("cost", spot=True) == found.base.outcome.spot_usd
 
 
 def test_divisors() -> None:

@@ -31,6 +31,7 @@ SUCCESSORS = [
     ("MI355X", "MI350X"), ("Trainium3", "Trainium2"),
     ("A10G", "T4"), ("L4", "T4"), ("L40S", "A40"), ("L40S", "L40"), ("RTX 6000 Ada", "RTX A6000"),
     ("RTX PRO 6000 Blackwell Server", "L40S"), ("RTX PRO 6000 Blackwell WS", "RTX PRO 6000 Blackwell Max-Q"),
+    ("RTX PRO 6000 Blackwell WS", "RTX PRO 6000 Blackwell Server"),
     ("RTX 4090", "RTX 3090"), ("RTX 5090", "RTX 4090"), ("RTX 4080", "RTX 3080"), ("RTX 5080", "RTX 4080"),
     ("RTX 5070", "RTX 4070"), ("RTX 5060 Ti 16GB", "RTX 4060 Ti 16GB"),
 ]  # fmt: skip

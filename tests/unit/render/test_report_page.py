@@ -6,7 +6,6 @@ from collections import Counter
 import html5lib
 import pytest
 
-from finegauge.answers.estimate import bill
 from finegauge.answers.study import study_answer
 from finegauge.formats.reading import read
 from finegauge.planning.estimate import estimate
@@ -184,7 +183,7 @@ def test_svg_keeps_text_and_standalone_colours(report: Report) -> None:
 
 
 def test_the_first_offer_is_the_one_that_the_headline_calls_cheapest(run: Run) -> None:
-    asked = bill(quote(run.replace(gpu="a40")))
+    asked = quote(run.replace(gpu="a40"))
     first, _ = offer_tables(asked.offers)
     assert asked.cheapest_on_demand is not None
     assert first.rows[0][0] == asked.cheapest_on_demand.provider
