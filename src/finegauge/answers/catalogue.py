@@ -38,18 +38,19 @@ def found_gpus(pattern: str = "", vendor: str = "") -> list[GpuSpec]:
 
 def found_models(pattern: str = "") -> list[ModelFigures]:
     """Return the models whose name, alias or model_type contains `pattern`."""
-    return [figures for figures in models().values() if pattern.casefold() in _model_text(figures)]
+    rows = models().values()
+    return [row for row in rows if _holds(pattern, row.name, *row.aliases, str(row.config.get("model_type")))]
 
 
-def _model_text(figures: ModelFigures) -> str:
-    kind = str(figures.config.get("model_type", ""))
-    return " ".join((figures.name, *figures.aliases, kind)).casefold()
+def _holds(pattern: str, *names: str) -> bool:
+    """Return whether every word of `pattern` stands in `names`, signs apart."""
+    said, asked = (text.casefold().replace("-", "").replace("_", "") for text in (" ".join(names), pattern))
+    return all(word in said for word in asked.split())
 
 
 def found_datasets(pattern: str = "") -> list[Dataset]:
     """Return the data sets whose name or alias contains `pattern`."""
-    wanted = pattern.casefold()
-    return [one for one in datasets().values() if wanted in " ".join((one.name, *one.aliases)).casefold()]
+    return [one for one in datasets().values() if _holds(pattern, one.name, *one.aliases)]
 
 
 def found_offers(

@@ -1,9 +1,9 @@
 """How long the examples of a data set are, in tokens: one histogram each.
 
-Padding, packing and truncation follow from the histogram. Where only a mean was published, and perhaps a
-deviation, lengths are log-normal about it, and the interval of times is wider; data sets with only a
-median, or a number of samples alone, are listed, but refused where lengths are needed. Lengths depend on the
-tokenizer and the template, which each row states.
+Padding, packing and truncation follow from the histogram. Where only a mean or a median was published, and
+perhaps a deviation, lengths are log-normal about it, and the interval of times is wider; of data sets with a
+number of samples alone, every sequence is taken as long as the cut-off. Lengths depend on the tokenizer and
+the template, which each row states.
 
 A histogram's order statistics stand in closed form. With F the share of sequences no longer than l, after
 cutting at the cut-off and rounding up to the padding multiple, the longest of B sequences drawn together has
@@ -45,6 +45,7 @@ _OF_MEAN = r"instructions_of_([1-9]\d{0,5})_tokens"
 # the median of deviation over mean in 20 sets (Magpie, https://arxiv.org/abs/2406.08464, Table 4)
 TYPICAL_DEVIATION = 0.75
 STEPS_A_DEVIATION = 10  # of a log-normal spread
+SPREAD = {"mean": "mean", "summary": "median"}  # kinds whose lengths are log-normal, and about what
 LENGTHS_OR_TEXTS = (".json", ".csv")
 TEXT_SUFFIXES = (
     *(".jsonl", ".ndjson", ".jsonl.gz", ".txt", ".parquet", ".arrow", ".tsv"),
@@ -59,14 +60,12 @@ class Dataset(NamedTuple):
     name: str
     aliases: tuple[str, ...]
     num_samples: int
-    lengths: tuple[tuple[int, int], ...]  # (tokens, how many examples), shortest first; () if only a summary
+    lengths: tuple[tuple[int, int], ...]  # (tokens, how many examples), shortest first; () of a count
     median_tokens: int | None  # None of a count
     tokenizer: str  # under which tokenizer and template the tokens were counted
     source: str
     checked: str
-    kind: str = (
-        "histogram"  # "mean": spread about a published one; "summary": a median; "count": samples alone
-    )
+    kind: str = "histogram"  # or of `SPREAD`, about what was published; "count": samples alone
 
     @classmethod
     def of_lengths(cls, name: str, lengths: Sequence[tuple[int, int]], **others: Any) -> "Dataset":
@@ -77,13 +76,13 @@ class Dataset(NamedTuple):
 
     @property
     def mean_tokens(self) -> float | None:
-        """Return the mean length, or None where only a summary is known."""
+        """Return the mean length, or None of a count."""
         total = sum(length * count for length, count in self.lengths)
         return total / self.num_samples if self.lengths else None
 
     @property
     def max_tokens(self) -> int | None:
-        """Return the longest length, or None where only a summary is known."""
+        """Return the longest length, or None of a count."""
         return self.lengths[-1][0] if self.lengths else None
 
 
@@ -96,18 +95,18 @@ def dataset(name_or_path: str) -> Dataset:
     """
     if name_or_path.endswith((".csv", ".yaml", ".yml", ".json")):
         return _from_file(name_or_path)
-    found = described(name_or_path) or _of_mean(_asked(name_or_path))
+    found = described(name_or_path)
     if found is None:
-        instead = (
+        how = (
             ", give its file, or state dataset=none, which takes every sequence as seq_len long, or "
             "dataset=instructions-of-N-tokens, N their mean length"
         )
-        known, listing = datasets(), "finegauge datasets"
-        raise UnknownNameError("data set", name_or_path, known=known, listing=listing, instead=instead)
+        raise UnknownNameError(
+            "data set", name_or_path, known=datasets(), listing="finegauge datasets", instead=how
+        )
     if not found.lengths:
-        median = f"the median length ({found.median_tokens} tokens)" if found.median_tokens else ""
         raise UnsupportedError(
-            f"Of {found.name} only {median or 'the number of samples'} is known: give its file, or "
+            f"Of {found.name} only the number of samples is known: give its file, or "
             f"dataset=none num_samples={found.num_samples} (all as long as seq_len, an upper bound), or "
             f"dataset=instructions-of-N-tokens num_samples={found.num_samples}, N their mean length."
         )
@@ -116,13 +115,12 @@ def dataset(name_or_path: str) -> Dataset:
 
 def described(name: str) -> Dataset | None:
     """Return the data set of the catalogue of that name, its lengths known or not; open no file."""
-    return _of_user(home()).get(_asked(name)) or _shipped(_asked(name))
+    return _of_user(home()).get(_asked(name)) or _shipped(_asked(name)) or _of_mean(_asked(name))
 
 
 def samples_in(name: str) -> int | None:
     """Return how many samples a data set of the catalogue has."""
-    found = described(name)
-    return found.num_samples if found else None
+    return found.num_samples if (found := described(name)) else None
 
 
 def holds_texts(name: str, *, has_tokenizer: bool) -> bool:
@@ -195,10 +193,8 @@ def _of_mean(name: str) -> Dataset | None:
     stated = re.fullmatch(_OF_MEAN, name)
     if stated is None:
         return None
-    shapes, spread = (
-        [found for found in map(_dataset, lines_of(_FILE)) if found.kind == "histogram"],
-        Counter[int](),
-    )
+    shapes = [found for found in map(_dataset, lines_of(_FILE)) if found.kind == "histogram"]
+    spread = Counter[int]()
     for found in shapes:
         scale, mean = SPREAD_SAMPLES / found.num_samples, found.mean_tokens or 1.0
         for length, count in found.lengths:
@@ -218,10 +214,11 @@ def _dataset(line: str) -> Dataset:
     import json
 
     row = json.loads(line)
-    if row["kind"] == "mean":
-        deviation = row["deviation_tokens"] or TYPICAL_DEVIATION * row["mean_tokens"]
-        row["lengths"] = _log_normal(row["mean_tokens"], deviation, row["num_samples"])
-        row["median_tokens"] = quantiles(row["lengths"], (0.5,))[0]
+    if row["kind"] in SPREAD:
+        mean = row.get("mean_tokens") or row["median_tokens"] * sqrt(1.0 + TYPICAL_DEVIATION**2)
+        deviation = row.get("deviation_tokens") or TYPICAL_DEVIATION * mean
+        row["lengths"] = _log_normal(mean, deviation, row["num_samples"])
+        row.setdefault("median_tokens", quantiles(row["lengths"], (0.5,))[0])
     row["aliases"], row["lengths"] = tuple(row["aliases"]), tuple(map(tuple, row["lengths"]))
     return Dataset(*[row[name] for name in Dataset._fields])
 
@@ -387,8 +384,7 @@ class LengthHistogram(NamedTuple):
 
     def quantile(self, fraction: float) -> int:
         """Return the shortest length that `fraction` of the sequences do not exceed."""
-        pairs = tuple(zip(self.lengths, self.counts, strict=True))
-        return quantiles(pairs, (fraction,))[0]
+        return quantiles([*zip(self.lengths, self.counts, strict=True)], (fraction,))[0]
 
     def num_packs(self, capacity: int) -> int:
         """Return how many sequences of `capacity` tokens hold everything, packed best-fit decreasing.

@@ -324,12 +324,7 @@ def _offer_cells(offer: "Offer", *, spot: bool) -> list[str]:
 # --- datasets
 
 BINS = 12  # of a data set's lengths
-KNOWN_AS = {
-    "histogram": "histogram",
-    "mean": "mean, spread",
-    "summary": "median only",
-    "count": "samples only",
-}
+KNOWN_AS = {"mean": "mean, spread", "summary": "median, spread", "count": "samples only"}
 
 
 @click.group(cls=ListByDefault)
@@ -351,7 +346,7 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
     rows = []
     for one in found:
         tokens = map(number, (one.median_tokens, one.mean_tokens, one.max_tokens))
-        rows.append([one.name, f"{one.num_samples:,}", *tokens, KNOWN_AS[one.kind]])
+        rows.append([one.name, f"{one.num_samples:,}", *tokens, KNOWN_AS.get(one.kind, one.kind)])
     columns = ["name", "examples", "median tokens", "mean", "longest", "known as"]
     print_table(columns, rows, ends_in_text=True, first_to_go=(2, 4, 3))
     footer(len(found), len(all_datasets()), "data sets", "your own: a CSV of 'length,count' lines")
@@ -362,7 +357,7 @@ def list_datasets(pattern: str, *, as_json: bool) -> None:
 @json_option
 def show_dataset(name: str, *, as_json: bool) -> None:
     """Show one data set's lengths, by name or by file (CSV of length,count, or YAML)."""
-    from finegauge.catalogue.datasets import dataset, described
+    from finegauge.catalogue.datasets import SPREAD, dataset, described
 
     found = described(name) or dataset(name)
     if as_json:
@@ -372,7 +367,8 @@ def show_dataset(name: str, *, as_json: bool) -> None:
         "examples": f"{found.num_samples:,}",
         "tokens": f"median {number(found.median_tokens)}, mean {number(found.mean_tokens)}, "
         f"longest {number(found.max_tokens)}",
-        "known as": KNOWN_AS[found.kind] + (": log-normal about it" if found.kind == "mean" else ""),
+        "known as": KNOWN_AS.get(found.kind, found.kind)
+        + (": log-normal about it" if found.kind in SPREAD else ""),
         "counted with": found.tokenizer,
         "source": f"{found.source}" + (f" (read {found.checked})" if found.checked else ""),
     }

@@ -264,7 +264,7 @@ def _constant(run: Run, known: LengthHistogram | None) -> BatchShape:
     """Return the shape when every row is seq_len long: no data set, padding to it, or packing."""
     batch, row = run.micro_batch_size, run.seq_len
     per_row, mean_len, square, computed = 1.0, float(row), float(row) ** 2, float(row)
-    how = "no data set stated: every sequence is taken as seq_len long"
+    how = "no lengths at hand: every sequence is taken as seq_len long"
     if known is not None:
         mean_len = known.mean()
         how = f"{run.dataset}: every sequence padded to {row:,}"

@@ -272,5 +272,5 @@ def _counted(run: Run) -> bool:
     from finegauge.catalogue.datasets import dataset
 
     with suppress(FineGaugeError):
-        return dataset(str(run.dataset)).kind != "mean"
+        return dataset(str(run.dataset)).kind == "histogram"
     return False

@@ -267,8 +267,8 @@ def _meant(word: str) -> str:
     """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
     if word and known_gpu(word) is not None:
         return f"--gpu {word}"
-    field = field_of_choice(word.lower(), FIELDS)
-    return f"{field}={word}" if field else "micro_batch_size=4"
+    field, flag = field_of_choice(word.lower(), FIELDS), word in FIELDS and FIELDS[word].kind == "flag"
+    return f"{word}=true" if flag else f"{field}={word}" if field else "micro_batch_size=4"
 
 
 def lay_over(fields: dict[str, Any], origins: dict[str, str], overrides: dict[str, str]) -> None:
@@ -315,6 +315,7 @@ def read(
     model_names.take_copy(reading.fields, reading.origins, reading.warnings)
     reading.warn_of_keys()
     lay_over(reading.fields, reading.origins, own)
+    model_names.take_samples(reading.fields, reading.warnings)
     if "add num_gpus=8" not in str(reading.warnings):
         reading.warnings += launcher_files.unsaid_gpus(reading.fields)
     return Run.from_fields(reading.fields, reading.origins, tuple(dict.fromkeys(reading.warnings)))

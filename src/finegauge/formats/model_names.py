@@ -9,6 +9,7 @@ import os
 import re
 from typing import Any
 
+from finegauge.catalogue.datasets import described
 from finegauge.catalogue.models import named_like
 from finegauge.catalogue.tables import lines_of
 from finegauge.documents import parse_json
@@ -71,6 +72,16 @@ def read_as(run: Run, named: str) -> Run:
     )
     origins = {**run.origins, "model": FROM_NAME}
     return Run.from_fields(run.fields(), origins, (warning, *run.warnings))
+
+
+def take_samples(fields: dict[str, Any], warnings: list[str]) -> None:
+    """Take a data set of which only the number of samples is known as so many sequences of seq_len."""
+    found = described(fields["dataset"]) if isinstance(fields.get("dataset"), str) else None
+    if found is not None and not found.lengths:
+        warnings.append(f"Of {found.name} only the number of samples is known: each counts as seq_len long.")
+        fields |= {"dataset": None, "num_samples": fields.get("num_samples") or found.num_samples}
+        if not fields.get("packing"):
+            fields.setdefault("padding", "longest")
 
 
 def take_copy(fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:

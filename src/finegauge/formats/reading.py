@@ -345,6 +345,7 @@ def _run(
         origins = dict.fromkeys(fields, FROM_FILE) | origins
         alongside.lay_over(fields, origins, warnings)
     lay_over(fields, origins, parse(words, FIELDS))
+    model_names.take_samples(fields, warnings)
     return Run.from_fields(fields, origins, tuple(warnings))
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from finegauge.errors import FieldError, FineGaugeError, shown
+from finegauge.errors import FieldError, shown
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import Reading, Row, key
 from finegauge.formats.launcher_files import deepspeed_fields, degrees_of, fsdp_state, uses_deepspeed, zero_of
@@ -537,14 +537,9 @@ def _own_file(reading: Reading, name: str, keys: tuple[str, ...]) -> str | None:
 
 def in_catalogue(name: str) -> str | None:
     """Return `name` if the catalogue has the lengths of that data set; no file is opened."""
-    from finegauge.catalogue.datasets import dataset
+    from finegauge.catalogue.datasets import described
 
-    if name.endswith((".csv", ".yaml", ".yml", ".json")):
-        return None
-    try:
-        return name if dataset(name).lengths else None
-    except FineGaugeError:
-        return None
+    return name if (found := described(name)) is not None and found.lengths else None
 
 
 def in_all(named: Sequence[str]) -> int | None:

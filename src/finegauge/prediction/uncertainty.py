@@ -16,7 +16,7 @@ from typing import Literal
 
 from finegauge.arithmetic import log as logarithm
 from finegauge.arithmetic import where
-from finegauge.catalogue.datasets import dataset, holds_texts
+from finegauge.catalogue.datasets import SPREAD, dataset, holds_texts
 from finegauge.catalogue.frameworks import engine, framework_of
 from finegauge.catalogue.gpus import GpuSpec
 from finegauge.errors import EXIT_DONE, EXIT_RISKY, EXIT_WILL_NOT_FIT
@@ -132,15 +132,14 @@ PUBLISHED_MEAN = Interval(1 / 1.23, 1.23)
 
 
 def spread_lengths(run: Run) -> str:
-    """Return in one line that only a mean of the lengths of `run`'s data set is published; "" otherwise."""
+    """Return in one line that only a mean or median length of `run`'s data set is published; "" otherwise."""
     if run.dataset is None or holds_texts(run.dataset, has_tokenizer=run.tokenizer is not None):
         return ""
     found = dataset(run.dataset)
-    if found.kind != "mean":
+    if (about := SPREAD.get(found.kind)) is None:
         return ""
-    return (
-        f"the lengths of {found.name}, log-normal about the published mean of {found.mean_tokens:,.0f} tokens"
-    )
+    tokens = getattr(found, f"{about}_tokens")
+    return f"the lengths of {found.name}, log-normal about the published {about} of {tokens:,.0f} tokens"
 
 
 def time_interval(run: Run, gpu: GpuSpec, interval: Interval, learned: Learned | None = None) -> Interval:

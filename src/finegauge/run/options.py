@@ -84,7 +84,7 @@ FP8_FORMATS = ("fp8_e4m3", "fp8_e5m2", "fp8_inc")
 SPELLINGS = {
     **dict.fromkeys(("data", "dataset_name", "train_dataset"), "dataset"),
     **dict.fromkeys(("batch", "batch_size", "batchsize", "bs"), "micro_batch_size"),
-    "per_device_train_batch_size": "micro_batch_size",
+    **{"per_device_train_batch_size": "micro_batch_size", "use_dora": "adapter=dora", "zero": "sharding"},
     **dict.fromkeys(("max_seq_length", "max_seq_len", "max_length", "cutoff_len", "sequence_len"), "seq_len"),
     **dict.fromkeys(("seq", "seqlen", "sequence_length", "context", "context_length", "ctx"), "seq_len"),
     **dict.fromkeys(("grad_accum", "gradient_accumulation", "accumulation"), "gradient_accumulation_steps"),
@@ -94,13 +94,13 @@ SPELLINGS = {
     **dict.fromkeys(("dtype", "torch_dtype", "precision"), "weights_dtype"),
     **{"gpus": "num_gpus", "nproc_per_node": "num_gpus", "num_train_epochs": "epochs", "optim": "optimizer"},
     **{"tp": "tensor_parallel", "pp": "pipeline_parallel", "cp": "context_parallel", "ep": "expert_parallel"},
-    **{"target_modules": "lora_targets", "lora_target_modules": "lora_targets", "zero": "sharding"},
+    **{"target_modules": "lora_targets", "lora_target_modules": "lora_targets", "deepspeed": "sharding"},
     **{"lora": "method=lora", "qlora": "method=qlora", "full": "method=full", "load_in_4bit": "method=qlora"},
     **{f"zero{stage}": f"sharding=zero{stage}" for stage in (1, 2, 3)},
     **{"fsdp": "sharding=fsdp", "flash_attention": "attention=flash", "flash_attn": "attention=flash"},
     **dict.fromkeys(("liger", "use_liger", "use_liger_kernel", "enable_liger_kernel"), "kernels=liger"),
     **dict.fromkeys(("quantization", "quantization_bit", "quantize", "bits"), "weights_dtype"),
-    **{"bf16": "weights_dtype=bf16", "fp16": "weights_dtype=fp16", "use_dora": "adapter=dora"},
+    **{"bf16": "weights_dtype=bf16", "fp16": "weights_dtype=fp16", "load_in_8bit": "weights_dtype=int8"},
 }
 _OF_MIXTRAL = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
 _OF_QWEN = {"gate": "gate", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}

@@ -127,3 +127,8 @@ def test_dataset_show() -> None:
 def test_help_says_what_to_type() -> None:
     for command in (gpus, models, datasets):
         assert "show NAME" in " ".join(run(command, "--help").stdout.split())
+
+
+def test_a_list_is_searched_by_words() -> None:
+    assert [row["name"] for row in rows(models, "olmo2 1b")] == ["allenai/OLMo-2-0425-1B"]
+    assert "openhermes-2.5" in [row["name"] for row in rows(datasets, "open hermes")]

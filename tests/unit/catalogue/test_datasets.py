@@ -15,14 +15,20 @@ def test_names(name: str) -> None:
 
 def test_mean() -> None:
     assert dataset("math_14k").mean_tokens == pytest.approx(187, abs=1)
-    assert datasets()["gsm8k_train"].mean_tokens is None
+    assert datasets()["metamathqa"].mean_tokens is None
 
 
-def test_unknown_and_summary_only() -> None:
+def test_lengths_about_a_published_median() -> None:
+    found = dataset("gsm8k")
+    assert found.median_tokens == 186
+    assert found.mean_tokens == pytest.approx(
+        186 * 1.25, rel=0.01
+    )  # of a log-normal whose deviation is 0.75 means
+
+
+def test_unknown_and_samples_only() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'math_14k'"):
         dataset("math_15k")
-    with pytest.raises(UnsupportedError, match=r"only the median length \(186 tokens\)"):
-        dataset("gsm8k")
     with pytest.raises(
         UnsupportedError, match=r"number of samples is known: .*dataset=none num_samples=395000"
     ):

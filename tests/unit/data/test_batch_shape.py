@@ -18,7 +18,7 @@ def test_without_a_data_set_every_sequence_is_seq_len_long() -> None:
     batch = shape(run(dataset=None, micro_batch_size=3))
     assert (batch.tokens, batch.tokens_square, batch.longest_tokens) == (3072, 3 * 1024**2, 3072)
     assert (batch.steps_per_epoch, batch.steps_total) == (None, None)
-    assert "no data set stated" in batch.source
+    assert "no lengths at hand" in batch.source
     assert shape(run(dataset=None, max_steps=7)).steps_total == 7
 
 

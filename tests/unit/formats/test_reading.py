@@ -210,3 +210,18 @@ def test_examples() -> None:
         "bf16",
         8,
     )
+
+
+def test_a_data_set_of_unknown_lengths_is_an_upper_bound() -> None:
+    run = read("qwen3-8b", ("dataset=teknium/OpenHermes-2.5",))
+    assert (run.dataset, run.num_samples, run.padding) == (None, 1_000_000, "longest")
+    assert "Of openhermes-2.5 only the number of samples is known" in run.warnings[-1]
+    assert read("qwen3-8b", ("dataset=openorca", "packing=true")).padding == "max"
+    assert read("qwen3-8b", ("dataset=openorca", "num_samples=1000")).num_samples == 1000
+
+
+def test_keys_of_trainers_on_the_command_line() -> None:
+    run = read("qwen3-0.6b", ("load_in_8bit=True", "deepspeed=zero2", "num_gpus=2"))
+    assert (run.method, run.weights_dtype, run.sharding) == ("qlora", "int8", "zero2")
+    with pytest.raises(FieldError, match="such as packing=true"):
+        read("qwen3-0.6b", ("packing",))
