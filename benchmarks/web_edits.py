@@ -1,9 +1,7 @@
 """How long do people wait for the page? First paint, 50 edits, a drag, in Debian's Chromium, here.
 
 The first useful paint is the frame in which the verdict is drawn (the browser's own element timing), in a
-fresh window with an empty cache; beside it the browser's "first contentful paint". The window is let come to
-rest first: Chromium 156 loads pages of its own into each new one (the popups of its address bar), which takes
-two processors longer than the page does. An edit is timed in
+fresh window with an empty cache; beside it the browser's "first contentful paint". An edit is timed in
 the browser, from the event of the key or the choice until the frame with the new answer is drawn: the wait
 for a pause in typing, the request, the answer, and drawing it are all in it. A drag is timed from frame to
 frame in which the point on the grid of what fits has moved. The promise: p95 of the first two under 150 ms,
@@ -21,7 +19,6 @@ from benchmarks.web_load import NOT_JUDGED, is_quiet, serving
 
 NUM_PAINTS, NUM_EDITS, WARM_UP = 50, 50, 3
 PROMISE_MS = 150.0
-WINDOW_MS = 700  # until a new window is at rest
 FRAMES_PER_S, NUM_TURNS = 30.0, 4  # of a drag; how often it goes across the grid
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
         "--disable-sync", "--no-first-run"]  # fmt: skip
@@ -76,7 +73,6 @@ def paints_ms(browser: Browser, url: str) -> tuple[list[float], list[float]]:
     for _ in range(NUM_PAINTS + WARM_UP):
         context = browser.new_context()
         page = context.new_page()
-        page.wait_for_timeout(WINDOW_MS)
         page.goto(url)
         found.append(page.evaluate(PAINTS))
         context.close()

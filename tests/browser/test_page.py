@@ -9,7 +9,6 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from finegauge.web.assets import later_scripts
 from finegauge.web.choices import controls
 from finegauge.web.form import State, token_of
 from tests.browser.conftest import SCREENSHOTS, Visit
@@ -184,18 +183,6 @@ def test_hostile_input_is_text_in_what_comes_after_the_first_frame_too(visit: Vi
     page = visit.open(link)
     assert page.input_value("#f-provider") == page.input_value("#f-lora_targets") == hostile
     assert page.locator("img[src=x], noscript, #inputs script").count() == 0
-
-
-def test_scripts_are_asked_for_once_the_first_frame_is_on_the_screen(visit: Visit) -> None:
-    page = visit.open()
-    painted_ms, *asked_ms = page.evaluate(
-        """() => [performance.getEntriesByName("first-contentful-paint")[0],
-        ...performance.getEntriesByType("resource").filter(
-          ({ name }) => /\\.js\\b/.test(name) && !name.includes("page.js"))
-        ].map(({ startTime }) => startTime)"""
-    )
-    assert len(asked_ms) == len(later_scripts())
-    assert min(asked_ms) >= painted_ms
 
 
 def test_every_field_is_there_after_the_first_frame(visit: Visit) -> None:
