@@ -65,7 +65,9 @@ class Dataset(NamedTuple):
     tokenizer: str  # under which tokenizer and template the tokens were counted
     source: str
     checked: str
-    kind: str = "histogram"  # or of `SPREAD`, about what was published; "count": samples alone
+    kind: str = (
+        "histogram"  # "mean": spread about a published one; "summary": a median; "count": samples alone
+    )
 
     @classmethod
     def of_lengths(cls, name: str, lengths: Sequence[tuple[int, int]], **others: Any) -> "Dataset":

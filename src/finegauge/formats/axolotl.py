@@ -28,8 +28,11 @@ _DEGREES = {
     "expert_parallel_size": "expert_parallel",
 }
 _ATTENTION_FLAGS = {
-    **{"flash_attention": "flash", "flex_attention": "flash", "sdp_attention": "sdpa"},
-    **{"xformers_attention": "sdpa", "eager_attention": "eager"},
+    "flash_attention": "flash",
+    "flex_attention": "flash",
+    "sdp_attention": "sdpa",
+    "xformers_attention": "sdpa",
+    "eager_attention": "eager",
 }
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
 _LOSS = ("plugins", "cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")

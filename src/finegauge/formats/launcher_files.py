@@ -39,8 +39,11 @@ _STRATEGIES = {
     "4": "hybrid", "hybrid_shard": "hybrid", "5": "hybrid", "hybrid_shard_zero2": "hybrid",
 }  # fmt: skip
 _DEGREES = {
-    **{"dp_replicate_size": "data_parallel_replicate", "dp_shard_size": "data_parallel_shard"},
-    **{"tp_size": "tensor_parallel", "cp_size": "context_parallel", "sp_size": "context_parallel"},
+    "dp_replicate_size": "data_parallel_replicate",
+    "dp_shard_size": "data_parallel_shard",
+    "tp_size": "tensor_parallel",
+    "cp_size": "context_parallel",
+    "sp_size": "context_parallel",
 }
 _PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     **{name: {"autocast": name} for name in ("bf16", "fp16")},

@@ -63,8 +63,12 @@ def varied_lengths(cells: Mapping[str, str], mean: Mean) -> dict[str, Any]:
 
 
 _DEGREES = {
-    **{"tp": "tensor_parallel", "pp": "pipeline_parallel", "vpp": "virtual_pipeline_stages"},
-    **{"cp": "context_parallel", "ep": "expert_parallel", "dp": "data_parallel_replicate"},
+    "tp": "tensor_parallel",
+    "pp": "pipeline_parallel",
+    "vpp": "virtual_pipeline_stages",
+    "cp": "context_parallel",
+    "ep": "expert_parallel",
+    "dp": "data_parallel_replicate",
 }
 _SHARDING = {
     **{name: name for name in ("fsdp", "fsdp_shard_grad_op", "zero1", "zero2", "zero3")},
@@ -181,8 +185,14 @@ FUSED_ATTENTION = frozenset(
 SPLIT_NAMES = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 EXTRAS = {"embeddings": "embed_tokens", "embedding": "embed_tokens", "emb": "embed_tokens", "head": "lm_head"}
 COPIED = (
-    *("phase", "method", "weights_dtype", "autocast", "optimizer", "attention"),
-    *("activation_checkpointing", "compile"),
+    "phase",
+    "method",
+    "weights_dtype",
+    "autocast",
+    "optimizer",
+    "attention",
+    "activation_checkpointing",
+    "compile",
 )
 COUNTS = ("micro_batch_size", "gradient_accumulation_steps")
 READ_APART = frozenset(
@@ -194,8 +204,13 @@ READ_APART = frozenset(
 OTHER_FIELDS = frozenset(FIELDS) - READ_APART  # a table may have a column for any field of a run
 # where neither the row nor a framework whose defaults are known says; the weights' format follows the method
 FALLBACKS: dict[str, Any] = {
-    **{"autocast": "none", "optimizer": "adamw", "attention": "sdpa", "activation_checkpointing": "none"},
-    **{"compile": False, "micro_batch_size": 1, "gradient_accumulation_steps": 1},
+    "autocast": "none",
+    "optimizer": "adamw",
+    "attention": "sdpa",
+    "activation_checkpointing": "none",
+    "compile": False,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 1,
 }
 
 

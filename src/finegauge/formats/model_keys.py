@@ -37,9 +37,12 @@ _UNLIKE = {  # keys that change what is counted, with what PEFT has unasked
 }
 # Endings of the classes: (Auto)ModelFor..., BertFor...
 CLASSES = {
-    **{"SequenceClassification": "sequence_classification", "TokenClassification": "token_classification"},
-    **{"QuestionAnswering": "question_answering", "MaskedLM": "masked_lm"},
-    **{"Seq2SeqLM": "seq2seq_lm", "SpeechSeq2Seq": "seq2seq_lm"},
+    "SequenceClassification": "sequence_classification",
+    "TokenClassification": "token_classification",
+    "QuestionAnswering": "question_answering",
+    "MaskedLM": "masked_lm",
+    "Seq2SeqLM": "seq2seq_lm",
+    "SpeechSeq2Seq": "seq2seq_lm",
 }
 _CLASS = rf"\w+For({'|'.join(CLASSES)})"
 _WRITES = "(M?T5|Bart|Whisper)ForConditionalGeneration"

@@ -68,8 +68,12 @@ _BUILT_IN = {  # (sharding, cpu_offload) of the names that `deepspeed` may have 
 }
 _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": "hybrid_shard"}
 _UNASKED_OF_MEGATRON = {
-    **{"global_batch_size": 16, "recompute_granularity": "selective", "padding_free": True},
-    **{"use_vllm": True, "use_distributed_optimizer": True, "expert_tensor_parallel_size": 1},
+    "global_batch_size": 16,
+    "recompute_granularity": "selective",
+    "padding_free": True,
+    "use_vllm": True,
+    "use_distributed_optimizer": True,
+    "expert_tensor_parallel_size": 1,
 }
 _CONVERTED = ("load", "mcore_model")  # folders of weights that were converted: Qwen3-8B-mcore
 _OF_MEGATRON = {"lora_rank": "peft_dim", "lora_alpha": "peft_alpha", "lora_dropout": "peft_dropout",

@@ -40,9 +40,11 @@ from finegauge.run.run import Run
 FILE = "nemo_automodel.yaml"
 _MODEL = "model.pretrained_model_name_or_path"
 _DEGREES = {
-    **{"distributed.tp_size": "tensor_parallel", "distributed.pp_size": "pipeline_parallel"},
-    **{"distributed.cp_size": "context_parallel"},
-    **{"distributed.ep_size": "expert_parallel", "distributed.dp_replicate_size": "data_parallel_replicate"},
+    "distributed.tp_size": "tensor_parallel",
+    "distributed.pp_size": "pipeline_parallel",
+    "distributed.cp_size": "context_parallel",
+    "distributed.ep_size": "expert_parallel",
+    "distributed.dp_replicate_size": "data_parallel_replicate",
 }
 _STRATEGIES = {**dict.fromkeys(("fsdp2", "fsdp", "megatron_fsdp", "nvfsdp"), "fsdp"), "ddp": "none"}
 _QUANTIZED = ("quantization.load_in_4bit", "quantization.load_in_8bit")

@@ -77,8 +77,15 @@ _OF_MEGATRON = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "u
 # Names that scripts around transformers' Trainer give the model.
 _MODELS = (
     *("pretrained_model_name_or_path", "base_model_name_or_path", "model_path", "model_id", "base_model"),
-    *("model_name", "base_model_name", "base_model_path", "pretrained_model_path", "pretrained_model"),
-    *("model_dir", "model"),
+    *(
+        "model_name",
+        "base_model_name",
+        "base_model_path",
+        "pretrained_model_path",
+        "pretrained_model",
+        "model_dir",
+        "model",
+    ),
     *("model_checkpoint", "model_key", "model_name_or_id", "hf_model", "hf_model_name", "base_model_id"),
 )
 # Names that scripts without transformers' own parser give its options, as SageMaker's examples do.
@@ -358,17 +365,16 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
 )  # fmt: skip
 # Programs that train, or seem to, and are not read: why.
 NOT_READ = {
-    **{"mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, which is not supported"},
-    **{"mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, which is not supported"},
-    **{"xtuner": "xtuner's configuration is not read", "oumi": "oumi's configuration is not read"},
-    **{"colossalai": "Colossal-AI's arguments are not read"},
-    **{"deepy.py": "GPT-NeoX's configuration is not read"},
-    **{"RL2.trainer.ppo": "RL2's arguments are not read", "lmdeploy": "LMDeploy serves and trains nothing"},
-    **{},
-    **{
-        "lm_eval": "lm-eval evaluates and trains nothing",
-        "paddleformers-cli": "PaddleFormers' arguments are not read",
-    },
+    "mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
+    "mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
+    "xtuner": "xtuner's configuration is not read",
+    "oumi": "oumi's configuration is not read",
+    "colossalai": "Colossal-AI's arguments are not read",
+    "deepy.py": "GPT-NeoX's configuration is not read",
+    "RL2.trainer.ppo": "RL2's arguments are not read",
+    "lmdeploy": "LMDeploy serves and trains nothing",
+    "lm_eval": "lm-eval evaluates and trains nothing",
+    "paddleformers-cli": "PaddleFormers' arguments are not read",
 }
 
 

@@ -6,11 +6,11 @@ or from a command line. Nothing is run: the rest is `OPAQUE`.
 """
 
 import ast
-import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
+from operator import add, floordiv, ge, gt, le, lt, mod, mul, sub, truediv
 from typing import Any
 
 from finegauge.documents import parse_yaml
@@ -36,13 +36,15 @@ _SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_TEXT = 4096
 _BINARY: Mapping[type, Any] = {
-    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
-    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod},
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+    ast.FloorDiv: floordiv,
+    ast.Mod: mod,
 }
 
-_ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {
-    **{ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
-}
+_ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge}
 
 
 def callee(function: ast.expr) -> tuple[str, str]:
@@ -521,9 +523,7 @@ class Values:
         return "".join(f"${last_name(part) or 'computed'}" if v is OPAQUE else str(v) for part, v in told)
 
     def _text(self, node: ast.JoinedStr) -> Any:
-        parts = [
-            self.of(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values
-        ]
+        parts = [self.of(getattr(part, "value", part)) for part in node.values]
         return OPAQUE if any(part is OPAQUE for part in parts) else "".join(map(str, parts))[:_MAX_TEXT]
 
     def _call(self, node: ast.Call) -> Any:
@@ -571,30 +571,30 @@ class Values:
     def _comprehension(self, node: ast.ListComp) -> Any:
         """Return [one.strip() for one in words], and [one for one in words]."""
         made, part = node.elt, node.generators[0]
-        strips = isinstance(made, ast.Call) and callee(made.func)[1] == "strip" and not made.args
-        one = (
-            made.func.value
-            if strips and isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute)
-            else made
-        )
+        called = made.func if isinstance(made, ast.Call) and not made.args else None
+        stripped = called.value if isinstance(called, ast.Attribute) and called.attr == "strip" else None
+        one = stripped or made
         same = isinstance(one, ast.Name) and isinstance(part.target, ast.Name) and one.id == part.target.id
         words = self.of(part.iter) if same and len(node.generators) == 1 else OPAQUE
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             return OPAQUE
-        words = [word.strip() for word in words] if strips else words
+        words = [word.strip() for word in words] if stripped else words
         return [word for word in words if word or not part.ifs]
 
 
 _KINDS: Mapping[type, Callable[[Values, Any], Any]] = {
     ast.Constant: lambda _, node: node.value,
-    **{
-        ast.Name: Values._name,
-        ast.Attribute: Values._attribute,
-        ast.Dict: Values._dict,
-        ast.Call: Values._call,
-    },
+    ast.Name: Values._name,
+    ast.Attribute: Values._attribute,
     **dict.fromkeys((ast.List, ast.Tuple, ast.Set), Values._list),
-    **{ast.ListComp: Values._comprehension, ast.Subscript: Values._subscript, ast.BinOp: Values._binary},
-    **{ast.UnaryOp: Values._unary, ast.BoolOp: Values._boolean, ast.IfExp: Values._condition},
-    **{ast.Compare: Values._comparison, ast.JoinedStr: Values._text},
+    ast.Dict: Values._dict,
+    ast.Call: Values._call,
+    ast.ListComp: Values._comprehension,
+    ast.Subscript: Values._subscript,
+    ast.BinOp: Values._binary,
+    ast.UnaryOp: Values._unary,
+    ast.BoolOp: Values._boolean,
+    ast.IfExp: Values._condition,
+    ast.Compare: Values._comparison,
+    ast.JoinedStr: Values._text,
 }

@@ -64,8 +64,13 @@ _OF_BITSANDBYTES = {
     "bnb_4bit_quant_type": "bnb_4bit_quant_type",
 }
 _OF_MODEL = (
-    *("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit"),
-    *("experts_implementation", "full_finetuning"),
+    "dtype",
+    "torch_dtype",
+    "attn_implementation",
+    "load_in_4bit",
+    "load_in_8bit",
+    "experts_implementation",
+    "full_finetuning",
 )
 _FINETUNES = tuple(
     f"finetune_{part}" for part in ("vision_layers", "language_layers", "attention_modules", "mlp_modules")

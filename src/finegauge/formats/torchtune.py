@@ -488,8 +488,11 @@ FORMAT = Format(
     ),
     model_key=_COMPONENT,
     lasting={
-        **{"learning_rate": "optimizer.lr", "weight_decay": "optimizer.weight_decay"},
-        **{"max_grad_norm": "clip_grad_norm", "seed": "seed", "output_dir": "output_dir"},
+        "learning_rate": "optimizer.lr",
+        "weight_decay": "optimizer.weight_decay",
+        "max_grad_norm": "clip_grad_norm",
+        "seed": "seed",
+        "output_dir": "output_dir",
     },
     data_keys=("dataset.source", "dataset.data_files", "dataset._component_"),
 )

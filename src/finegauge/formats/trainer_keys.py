@@ -43,10 +43,14 @@ _CLASSES = {
     **dict.fromkeys(("fusedadam", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"), "adamw"),
 }
 OPTIMIZER_CLASSES = {
-    **{"adamw": "torch.optim.AdamW", "sgd": "torch.optim.SGD", "adafactor": "torch.optim.Adafactor"},
-    **{"adamw_8bit": "bitsandbytes.optim.AdamW8bit", "paged_adamw": "bitsandbytes.optim.PagedAdamW"},
-    **{"paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit"},
-    **{"lion": "bitsandbytes.optim.Lion", "lion_8bit": "bitsandbytes.optim.Lion8bit"},
+    "adamw": "torch.optim.AdamW",
+    "sgd": "torch.optim.SGD",
+    "adafactor": "torch.optim.Adafactor",
+    "adamw_8bit": "bitsandbytes.optim.AdamW8bit",
+    "paged_adamw": "bitsandbytes.optim.PagedAdamW",
+    "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit",
+    "lion": "bitsandbytes.optim.Lion",
+    "lion_8bit": "bitsandbytes.optim.Lion8bit",
 }
 # What transformers calls its optimizers, where that is another name, and which it has not.
 _OF_TRANSFORMERS = {

@@ -72,8 +72,12 @@ OF_SCRIPT = {
 }
 _BITS = ("bits", "load_in_bits", "quantization_bit")
 _OF_LLAVA = (
-    *("pretrain_mm_mlp_adapter", "freeze_mm_mlp_adapter", "mm_projector_type", "tune_mm_mlp_adapter"),
-    *("mm_vision_tower", "mm_vision_select_layer"),
+    "pretrain_mm_mlp_adapter",
+    "freeze_mm_mlp_adapter",
+    "mm_projector_type",
+    "tune_mm_mlp_adapter",
+    "mm_vision_tower",
+    "mm_vision_select_layer",
 )
 _AS_ZERO = {"fsdp": "zero3", "fsdp_shard_grad_op": "zero2", "hybrid": "zero3"}
 _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
