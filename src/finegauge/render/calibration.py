@@ -137,8 +137,8 @@ def law_panels(answer: LawAnswer) -> tuple[Panel, Panel]:
 USES = {
     "used": ("learned", "good"), "one_run": ("not used: one run", "soft"),
     "no_better": ("not used: no better", "risky"),
-    "noise": ("nothing to learn: the noise between runs", "soft"),
-    "shipped_worse": ("not used: shipped rows would be worse", "risky"),
+    "noise": ("nothing to learn: noise", "soft"),
+    "shipped_worse": ("not used: shipped worse", "risky"),
 }  # fmt: skip
 
 
