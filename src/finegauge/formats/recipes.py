@@ -126,18 +126,19 @@ class _Lines(NamedTuple):
 
 
 def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
-    """Return the fp8 recipe that a name of mixed precision tells: bf16_with_fp8_current_scaling_mixed."""
+    """Return the fp8 recipe that a name of mixed precision tells."""
     call = node if isinstance(node, ast.Call) else None
     told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
-    named = " ".join([callee(call.func)[1] if call else "", *(one for one in told if isinstance(one, str))])
-    if not re.search(r"fp8|fp4", named):
-        return {}
-    scaled = {"current": "current", "delayed": "delayed", "subchannel": "blockwise", "mxfp8": "mxfp8",
-              "nvfp4": "nvfp4"}  # fmt: skip
-    return {
-        "fp8": "hybrid",
-        "fp8_recipe": next((to for word, to in scaled.items() if word in named), "delayed"),
-    }
+    return narrow(
+        " ".join([callee(call.func)[1] if call else "", *(one for one in told if isinstance(one, str))])
+    )
+
+
+def narrow(named: str) -> dict[str, Any]:
+    """Return the fp8 recipe that a name tells: bf16_with_fp8_current_scaling_mixed, mxfp8."""
+    told = re.search(r"current|delayed|subchannel|mxfp8|nvfp4", named)
+    scaled = told[0].replace("subchannel", "blockwise") if told else "delayed"
+    return {"fp8": "hybrid", "fp8_recipe": scaled} if re.search(r"fp8|fp4", named) else {}
 
 
 def _of_torchtitan(
