@@ -25,7 +25,7 @@ from finegauge.documents import cache_path, write_document
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
-from finegauge.formats.recipes import narrow
+from finegauge.formats.model_names import narrow
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import names, number, whole
 from finegauge.run.rules import COMPARING, MODEL_DEGREES

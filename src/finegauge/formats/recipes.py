@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from finegauge.formats.model_names import narrow
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 from finegauge.records import NamedTuple
 
@@ -129,16 +130,8 @@ def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
     """Return the fp8 recipe that a name of mixed precision tells."""
     call = node if isinstance(node, ast.Call) else None
     told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
-    return narrow(
-        " ".join([callee(call.func)[1] if call else "", *(one for one in told if isinstance(one, str))])
-    )
-
-
-def narrow(named: str) -> dict[str, Any]:
-    """Return the fp8 recipe that a name tells: bf16_with_fp8_current_scaling_mixed, mxfp8."""
-    told = re.search(r"current|delayed|subchannel|mxfp8|nvfp4", named)
-    scaled = told[0].replace("subchannel", "blockwise") if told else "delayed"
-    return {"fp8": "hybrid", "fp8_recipe": scaled} if re.search(r"fp8|fp4", named) else {}
+    named = callee(call.func)[1] if call else ""
+    return narrow(" ".join([named, *(one for one in told if isinstance(one, str))]))
 
 
 def _of_torchtitan(
