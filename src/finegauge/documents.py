@@ -505,3 +505,13 @@ def num_values(whole: Any, depth: int = MAX_DEPTH) -> int | None:
         total += len(below)
         level = [value for value in below if isinstance(value, dict | list)]
     return None if level else total
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed package, "" if it is absent."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -19,6 +19,7 @@ from finegauge.catalogue.hub import ENDPOINT, hub_cache, offline_by
 from finegauge.catalogue.machine import gpus_here, host_memory_bytes
 from finegauge.catalogue.models import ModelFigures, models
 from finegauge.catalogue.offers import Offer, multiples, offer_sources, offers
+from finegauge.documents import installed_version
 from finegauge.errors import FineGaugeError
 from finegauge.units import gib
 
@@ -211,9 +212,9 @@ def _gpus() -> Iterator[Finding]:
             except FineGaugeError as error:
                 problem = str(error)
         yield Finding("machine", "GPU", LIMITED if problem else WORKS, found, problem)
-    if here and "+cpu" in (torch := _version("torch")):
+    if here and "+cpu" in (torch := installed_version("torch")):
         way_out = "pip install torch for CUDA or ROCm"
-        yield Finding("machine", "torch", LIMITED, f"{torch} knows no GPU", way_out)
+        yield Finding("machine", "torch", LIMITED, f"torch {torch} knows no GPU", way_out)
 
 
 def _profile() -> Finding:
@@ -258,12 +259,3 @@ def _extra(name: str) -> Finding:
     first = "torch==2.13.0 " if "torch" in missing else ""
     way_out = f"pip install {first}'finegauge[{name}]'"
     return Finding("extras", name, MISSING, f"{makes_work}: no {', '.join(missing)}", way_out)
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return ""

@@ -13,12 +13,11 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from finegauge.data.batch_shape import shape
-from finegauge.documents import cache_path, write_document
+from finegauge.documents import cache_path, installed_version, write_document
 from finegauge.errors import FieldError, FineGaugeError, UnsupportedError
 from finegauge.formats import key_table, trl
 from finegauge.formats.model_keys import peft_keys
 from finegauge.measurement.instruments.module_roles import layer_number
-from finegauge.model.traced import installed_version
 from finegauge.run.run import FROM_FILE, Run, figures
 
 MAX_LISTED = 20_000  # rows of a plain list that are looked at one by one

@@ -116,11 +116,6 @@ class Rows(NamedTuple):
         return len(self.offsets) - 1
 
 
-def one_piece_rows(pieces: Pieces) -> Rows:
-    """Return every piece as a row of its own."""
-    return Rows(pieces, np.arange(pieces.number + 1))
-
-
 def packed(pieces: Pieces, recipe: Recipe) -> Rows:
     """Return `pieces` packed group by group as the recipe says."""
     group = recipe.batching.group_size or max(1, pieces.number)
@@ -454,7 +449,7 @@ def rows_of(lengths: Sequence[int], recipe: Recipe, *, seed: int, epoch: int) ->
     """
     pieces, cut = of_samples(lengths, recipe)
     if not recipe.packing_strategy:
-        return one_piece_rows(pieces), cut
+        return Rows(pieces, np.arange(pieces.number + 1)), cut  # each a row of its own
     if recipe.batching.packs_after_shuffling:
         pieces = pieces.at(shuffled(pieces.number, seed + epoch))
     return packed(pieces, recipe), cut

@@ -34,7 +34,7 @@ from finegauge.data.record_formats import (
     Unreadable,
 )
 from finegauge.data.tokenizer import INSTALL, TokenizerFiles
-from finegauge.documents import MAX_BYTES, read_bytes
+from finegauge.documents import MAX_BYTES, installed_version, read_bytes
 from finegauge.errors import FieldError, FileFormatError, UnsupportedError, did_you_mean, shown
 
 Spans = list[tuple[int, int]]
@@ -78,12 +78,7 @@ class ChatTemplate(NamedTuple):
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> Any:
     """Return the compiled template. Raises: FileFormatError, UnsupportedError without jinja2."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        installed = tuple(int(part) for part in version("jinja2").split(".")[:3] if part.isdigit())
-    except PackageNotFoundError:
-        installed = ()
+    installed = tuple(int(part) for part in installed_version("jinja2").split(".")[:3] if part.isdigit())
     if installed < SAFE_JINJA2:
         raise UnsupportedError(
             f"The chat template needs jinja2 3.1.6 or later, whose sandbox has no known hole: {INSTALL}. "

@@ -204,7 +204,7 @@ def _of_service(service: Mapping[str, Any]) -> Task:
 
 def of_task(keys: Mapping[str, Any]) -> Task | None:
     """Return the command of a task of SkyPilot, dstack or Azure ML, on the GPUs that it asks for."""
-    from finegauge.formats.skypilot import accelerators, is_task
+    from finegauge.formats.skypilot import accelerators
 
     if told := mapping_in(keys, "MODEL_ARGS"):  # of Megatron-LM's own jobs
         flags = {
@@ -223,7 +223,7 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
         command = _INPUT.sub(lambda found: str(mapping_in(keys, "inputs").get(found[1], found[0])), command)
         pods = whole_of(resources.get("instance_count", 1)) or 1
         return Task(command, variables_of(keys.get("environment_variables")), nodes=pods)
-    if not is_task(keys):
+    if not isinstance(keys.get("run"), str) or not {"resources", "setup", "num_nodes", "envs"} & {*keys}:
         found = [one for one in _list(keys.get("tasks")) if mapping_in(one, "resources").get("gpuCount")]
         return _of_beaker(found[0]) if found else None
     card, each = accelerators(keys)

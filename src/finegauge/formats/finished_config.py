@@ -87,7 +87,8 @@ def _run_of(found: Figures, words: tuple[str, ...], gpu: str) -> Run:
         words = (*words, f"num_gpus={found.num_gpus}")
     for file in _training_files(found.folder):
         return _of_file(file, found.folder, words, stated)
-    keys, trainer = _arguments(found)
+    file = _saved(found.folder, ARGUMENTS)
+    keys, trainer = read_arguments(file) if file else (found.settings, found.trainer)
     if not keys:
         raise InputError(
             "nothing says what was trained: no training_args.bin, no settings in its logs, and no training "
@@ -172,13 +173,6 @@ def _saved(folder: str, name: str) -> str:
 def _model(folder: str) -> str:
     """Return the folder with the model's config.json; "" where there is none."""
     return os.path.dirname(_saved(folder, "config.json"))
-
-
-def _arguments(found: Figures) -> tuple[Mapping[str, Any], str]:
-    """Return the arguments of transformers' Trainer, and whose class they are of."""
-    if file := _saved(found.folder, ARGUMENTS):
-        return read_arguments(file)
-    return found.settings, found.trainer
 
 
 def read_arguments(file: str) -> tuple[Mapping[str, Any], str]:

@@ -338,14 +338,18 @@ def _is_of(program: Program, named: str, rest: Sequence[str]) -> bool:
     return programs.is_llama_factory(options_of(rest)[0])
 
 
+def _places_workers(program: Program, named: str) -> bool:
+    """Return whether a program starts its workers by Ray, on as many GPUs as its own keys tell."""
+    driver = re.search(r"\b(main_\w+|\w+_main|train_ppo_ray)\b", named)
+    return program.reader == "nemo_rl" or (program.reader in ("verl", "openrlhf") and driver is not None)
+
+
 def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) -> Launch:
     """Return what a program's command line says: its file, its options over it, and its launcher's."""
     named, launcher, rest, command, place, batch = line
     if not program.reader and any(word.startswith("--job.config_file") for word in rest):
         program, script = Program("torchtitan"), None  # whose train.py it is
-    arrays = [
-        word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)
-    ]  # that the script does not set
+    arrays = [word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)]  # not set by the script
     rest = [word for word in rest if word not in arrays]
     options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
     if str(options.get("do_train", "")).lower() in ("false", "0"):
@@ -361,15 +365,15 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
     options, variables = _of_its_own(program, line, options, keys, warnings)
-    block, accelerate = machine(launcher, own, variables, batch, place, warnings, all_gpus=program.all_gpus)
+    counted = {"all_gpus": program.all_gpus, "placed": _places_workers(program, named)}
+    block, accelerate = machine(launcher, own, variables, batch, place, warnings, **counted)
     block = {key: value for key, value in block.items() if not serves or key == "gpu"}
     seen = {**of_dotenv(script[0] if script else "", place), **variables}
     seen |= {"WORLD_SIZE": str(block["num_gpus"])} if "num_gpus" in block else {}
     options, keys = _as_keys(named, program, options, loose, keys)
-    whose = "its framework's"
+    reader, whose = program.reader, "its framework's"
     if script is None and program == Program() and not keys:
         options, whose = programs.of_copies(options, int(seen.get("WORLD_SIZE", 1)))
-    reader = program.reader
     if script is not None:
         parsed = "HfArgumentParser(" in script[0] or "TrlParser(" in script[0]
         options = programs.in_full(options, script[0]) if parsed else options
@@ -383,9 +387,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         f"{place.name}: {key} holds a variable that the script does not set; state it as an override."
         for key in [key for key in unset if not OF_FILES.search(key)][:10]
     ]
-    warnings += [
-        f"{place.name}: what {shown(word)} adds to the command is not known." for word in unknown[:5]
-    ]
+    warnings += [f"{place.name}: what {shown(one)} adds to the command is not known." for one in unknown[:5]]
     keys, options = (place.filled(held, unset) for held in (keys, options))
     keys = programs.laid_over({**program.keys, **keys}, options)
     if not reader:

@@ -11,6 +11,7 @@ from finegauge.catalogue.gpus import cloud_machine, known_gpu
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats.launcher_files import STAGE, find_inside
+from finegauge.formats.python_values import calculated_text
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
@@ -57,6 +58,27 @@ OF_FILES = re.compile(
 )
 _GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
 _ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
+
+# How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
+_LISTED = re.compile(
+    r"""\s*echo\s+"?(\$\{?\w{1,64}\}?)"?\s*\|\s*(?:tr\s+["']?,["']?\s+\S+\s*\|\s*wc\s+-[lw]"""
+    r"""|awk\s+-F\s*["']?,["']?\s+["']\{\s*print\s+NF;?\s*\}["'])\s*"""
+)
+# The folder of the script itself, and of another: $(dirname "$0"), $(cd "$HERE/.." && pwd)
+_HERE = re.compile(r"""\s*dirname\s+(?:--\s+)?\\?"?\$\{?(?:0|BASH_SOURCE)[^()]*""")
+_ENTERED = re.compile(
+    r"""\s*cd\s+(?:--\s+)?(\S.{0,199}?)\s*(?:&?>\s*/dev/null\s*(?:2>&1\s*)?)?(?:&&|;)\s*pwd(?:\s+-P)?\s*"""
+)
+# A text whose blanks are put in order: $(echo "$ARGS" | tr '\n' ' ' | sed 's/  */ /g')
+_TIDIED = re.compile(
+    r"""\s*echo\s+(?:-\w\s+)?("?\$\{?\w{1,64}\}?"?)\s*(?:\|\s*(?:tr|sed|xargs)\b[-\s\\'"/+*nrsg]*)*"""
+)
+# $([ "$LORA" = true ] && echo "--use_lora" || echo "")
+_CHOSEN = re.compile(
+    r"\s*(\[\[? .{1,200}? \]\]?)\s*&&\s*echo\s+([^|&]{1,200})(?:\|\|\s*echo\s*([^|&]{0,200}))?"
+)
+_PRINTS = (_ENTERED, _TIDIED, _LISTED, _CHOSEN)
+_REPLACED = re.compile(r"s([/|#,])(.{1,200}?)(?<!\\)\1(.*?)\1g?")  # sed's: one text by another
 
 
 class Place:
@@ -152,8 +174,12 @@ def machine(
     warnings: list[str],
     *,
     all_gpus: bool,
+    placed: bool,
 ) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """Return the fields that the launcher states, and what accelerate is told."""
+    """Return the fields that the launcher states, and what accelerate is told.
+
+    What starts its own workers (`placed`) has as many GPUs as its own keys say, unless torchrun starts it.
+    """
     told = {**own, **options_of(launcher)[0]}
     accelerate: Mapping[str, Any] | None = None
     named = told.get("config_file") or told.get("accelerate_config")
@@ -172,15 +198,15 @@ def machine(
     elif "mixed_precision" in told and not all_gpus:
         accelerate = {"distributed_type": "MULTI_GPU", "mixed_precision": told["mixed_precision"]}
     gpus, nodes = _gpus(told, variables, batch, launcher, all_gpus=all_gpus)
-    alone = not (all_gpus or accelerate or _launches(launcher) or "ray" in launcher)
+    placed &= not _launches(launcher)
+    alone = not (all_gpus or accelerate or _launches(launcher) or "ray" in launcher or placed)
     warnings += _layers_apart(_visible(variables) if alone else 0, gpus or 1)
     if gpus is None and isinstance(accelerate, Mapping):
         gpus = whole_of(str(accelerate.get("num_processes")))
     each_node = nodes if all_gpus or _launches(launcher) else None
     warnings += () if gpus else _unset(told, each_node)
-    gpus = gpus or each_node
-    rented = of_hub(str(told.get("flavor")))
-    block: dict[str, Any] = {**rented, **({"num_gpus": gpus} if gpus else {}), **_card(batch)}
+    gpus = None if placed else gpus or each_node
+    block = of_hub(str(told.get("flavor"))) | ({"num_gpus": gpus} if gpus else {}) | _card(batch)
     if gpus and nodes and nodes > 1 and gpus % nodes == 0:
         block["num_nodes"] = nodes
     allocator = next((variables[name] for name in ALLOC_VARIABLES if variables.get(name)), "")
@@ -423,3 +449,28 @@ def decided(words: Sequence[str]) -> bool | None:
     ):
         found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
     return not found if found is not None and "!" in words else found
+
+
+def printed(inner: str, expanded: Callable[[str], str]) -> str:
+    """Return what $(...) prints where its text tells: a sum, a folder, a text, how long a list is."""
+    if inner.startswith("expr "):
+        return calculated_text(expanded(inner[5:]).replace("\\", ""))
+    entered, tidied, listed, chosen = (p.fullmatch(inner[:1000]) for p in _PRINTS)
+    if _HERE.fullmatch(inner):
+        return "."
+    found = entered or tidied or listed
+    told = expanded(found[1]) if found else "$"
+    if chosen and (answer := decided([w.strip("\"'") for w in expanded(chosen[1]).split()])) is not None:
+        return expanded((chosen[2] if answer else chosen[3] or "").strip())
+    if "$" in told and not (tidied and " " in told.strip()):
+        return f"$({inner})"
+    return str(told.count(",") + 1) if listed else told if entered else " ".join(told.split())
+
+
+def replaced(text: str, words: Iterable[str]) -> str:
+    """Return a text as sed's words change it: texts by others, and `.*`; no further patterns."""
+    for change in filter(None, map(_REPLACED.fullmatch, words)):
+        plain = re.escape(change[2].replace("\\", "")).replace(r"\.\*", ".*")
+        if plain.count(".*") < 2:
+            text = re.sub(plain, change[3].replace("\\", "\\\\"), text)
+    return text

@@ -25,6 +25,7 @@ from finegauge.documents import cache_path, write_document
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
+from finegauge.formats.model_names import narrow
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import names, number, whole
 from finegauge.run.rules import COMPARING, MODEL_DEGREES
@@ -38,7 +39,8 @@ _SHAPE = (
     "max_position_embeddings tokenizer_type patch_tokenizer_type pad_vocab_size_to padded_vocab_size"
 )
 _OTHER_MODELS = (
-    "multi_latent_attention", "moe_shared_expert_intermediate_size", "hybrid_override_pattern", "spec"
+    "multi_latent_attention", "moe_shared_expert_intermediate_size", "hybrid_override_pattern",
+    "hybrid_layer_pattern", "spec"
 )  # fmt: skip
 DEGREES = {
     "tensor_model_parallel_size": "tensor_parallel",
@@ -117,7 +119,9 @@ BASES: Mapping[str, Mapping[str, Any]] = {  # of Megatron-Bridge's flat recipes,
     },
 }
 _OF_MINDSPEED = ("lora_r", "lora_alpha", "lora_dropout")  # MindSpeed-LLM's, of Ascend
-_COMMAND = re.compile(r"(\w+?)_(pretrain|finetune|sft|peft)_(?:config|recipe)")
+_COMMAND = re.compile(
+    r"(\w+?)_(pretrain|finetune|sft|peft)_(?:((?:mx|nv)?fp[48]\w*|bf16\w*)_)?(?:config|recipe)"
+)
 
 
 def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,9 +166,8 @@ def recipe_of(function: str, module: str) -> dict[str, Any]:
     named = _COMMAND.fullmatch(function)
     if named:
         kind = "pretrain" if named[2] == "pretrain" else "finetune"
-        return {"recipe_model": named[1], "command": kind, "from_recipe": "bridge"} | (
-            {"peft_scheme": "none"} if named[2] == "sft" else {}
-        )
+        made = {"recipe_model": named[1], "command": kind, "from_recipe": "bridge", **narrow(named[3] or "")}
+        return made | ({"peft_scheme": "none"} if named[2] == "sft" else {})
     if function in ("pretrain_recipe", "finetune_recipe", "pretrain_config", "finetune_config"):
         return {"recipe_model": module, "command": function.partition("_")[0], "from_recipe": True}
     return {}
@@ -180,8 +183,8 @@ def recipe_of_command(named: str, options: dict[str, Any], loose: Sequence[str])
         return (
             {"command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more} if loose else {}
         )
-    told, script = str(options.pop("recipe", "")), re.search(r"(pretrain|finetune)_(\w+)\.py$", named[-200:])
-    return recipe_of(told or (f"{script[2]}_{script[1]}_config" if script else ""), "")
+    script = re.search(r"(pretrain|finetune)_(\w+)\.py$", named[-200:])
+    return recipe_of(str(options.pop("recipe", f"{script[2]}_{script[1]}_config" if script else "")), "")
 
 
 def _read_model(reading: Reading) -> None:
@@ -195,14 +198,15 @@ def _read_model(reading: Reading) -> None:
         reading.set("model", named, "model")
     elif reading.stated("recipe_model"):
         stated = str(reading.get("recipe_model"))
-        found = named_like(stated)
+        names_ = (stated, stated.replace("_vl_", "_"), str(reading.get("pretrained_checkpoint", "")))
+        found = next(filter(None, map(named_like, names_)), None)
         if found is None:
             raise FieldError(
                 f"{shown(stated)} is no model of the catalogue; add model=NAME, as 'finegauge models' has it."
             )
         _refuse_other_sizes(reading, found)
         reading.set("model", found, "recipe_model")
-    elif reading.stated(*_SIZES) and reading.stated(_SIZES[0]):
+    elif reading.stated(_SIZES[0]) or (reading.stated(*_SIZES) and reading.stated(*_OTHER_MODELS)):
         other = next((name for name in _OTHER_MODELS if reading.stated(name)), None)
         if other is not None:
             raise FieldError(
@@ -276,18 +280,13 @@ def _config(reading: Reading) -> dict[str, Any]:
     if reading.stated("kv_channels"):
         shape["head_dim"] = size("kv_channels", 128)
     if experts:
-        key, kind = (
-            ("num_experts", "qwen3_moe") if reading.flag("qk_layernorm") else ("num_local_experts", "mixtral")
-        )
-        shape |= {
-            "model_type": kind,
-            key: size("num_experts", 8),
+        qwen = reading.flag("qk_layernorm")  # else Mixtral's
+        return shape | {
+            "model_type": "qwen3_moe" if qwen else "mixtral",
+            "num_experts" if qwen else "num_local_experts": size("num_experts", 8),
             "num_experts_per_tok": size("moe_router_topk", 2),
+            "moe_intermediate_size" if qwen else "intermediate_size": size("moe_ffn_hidden_size", inner),
         }
-        inner = size("moe_ffn_hidden_size", inner)
-        return shape | (
-            {"moe_intermediate_size": inner} if kind == "qwen3_moe" else {"intermediate_size": inner}
-        )
     if gated:
         kind = (
             "qwen3" if reading.flag("qk_layernorm") else "qwen2" if reading.flag("add_qkv_bias") else "llama"
@@ -310,7 +309,7 @@ def _vocabulary(reading: Reading) -> int:
         return patch + reading.whole("extra_vocab_size", 0, 10**6, 0)
     if size is None and named:
         try:
-            size = int(model(named).config.get("vocab_size") or 0) or None
+            size = int(model(named_like(named) or named).config.get("vocab_size") or 0) or None
         except FineGaugeError:
             size = None
     if size is None:

@@ -143,3 +143,10 @@ def here(named: str) -> tuple[str, str]:
     if not found:
         return named, ""
     return found, f"The model's folder {shown(named)} is not here: it is taken as {found}."
+
+
+def narrow(named: str) -> dict[str, Any]:
+    """Return the fp8 recipe that a name tells: bf16_with_fp8_current_scaling_mixed, mxfp8."""
+    told = re.search(r"current|delayed|subchannel|mxfp8|nvfp4", named)
+    scaled = told[0].replace("subchannel", "blockwise") if told else "delayed"
+    return {"fp8": "hybrid", "fp8_recipe": scaled} if re.search(r"fp8|fp4", named) else {}

@@ -28,6 +28,8 @@ _MEGATRON = {
         for end in ("first", "last")
     },
 }
+_EXPERT_TENSOR = "policy.megatron_cfg.expert_tensor_parallel_size"
+_ON_HOST = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 PROMPT = 512  # tokens, where nothing says
 _GENERATION = "policy.generation"
 _COLOCATED = f"{_GENERATION}.colocated"
@@ -47,11 +49,14 @@ _ANSWERS = (
 
 
 def _read_phase(reading: Reading) -> None:
-    if reading.stated("defaults"):
-        reading.warn(
-            f"{reading.file_name} names other files as its defaults, which are not here; state what they do."
-        )
     found = [name for name in _PHASES if any(key.startswith(f"{name}.") for key in reading.keys)]
+    if reading.stated("defaults"):
+        missing = f"{reading.file_name} names other files as its defaults, which are not here"
+        if len(found) != 1 or not reading.stated(_MODEL):
+            raise FieldError(f"{missing}; add them: the model and what it learns are in them.")
+        reading.warn(f"{missing}; state what they do.")
+    if not reading.stated(_MODEL):
+        return  # which is said next
     if len(found) != 1:
         raise FieldError(
             f"{reading.file_name} needs one of the sections grpo, sft, dpo and rm to tell what is learnt."
@@ -126,6 +131,10 @@ def _read_model(reading: Reading) -> None:
     reading.set("sharding", "zero1" if megatron else "fsdp", *_KINDS)
     reading.set("kernels", ["megatron"] if megatron else [], *_KINDS)
     read_degrees(reading, _MEGATRON if megatron else _DEGREES)
+    if megatron:
+        reading.take("expert_tensor_parallel", _EXPERT_TENSOR)
+        if reading.flag(_ON_HOST):
+            reading.set("cpu_offload", "optimizer", _ON_HOST)
     if reading.flag(_SEQUENCES[not megatron]):
         reading.set("sequence_parallel", True, _SEQUENCES[not megatron])
     if megatron and reading.flag(f"{_FP8}.enabled"):
@@ -200,6 +209,8 @@ _OF_POLICY = (
     *(f"policy.{name}.activation_checkpointing" for name in ("dtensor_cfg", "megatron_cfg")),
     *("policy.precision", "policy.dtensor_cfg.cpu_offload", f"{_FP8}.enabled", f"{_FP8}.fp8_recipe"),
     *("policy.sequence_packing.enabled", "policy.dynamic_batching.enabled"),
+    _EXPERT_TENSOR,
+    _ON_HOST,
 )
 _OF_GENERATION = (
     *(f"{_COLOCATED}.{name}" for name in ("enabled", "resources.num_nodes", "resources.gpus_per_node")),
@@ -218,8 +229,8 @@ _OF_STEPS = (
 FORMAT = Format(
     "NeMo-RL",
     (
-        model_key(_MODEL)._replace(write=None),
         Row("cluster.gpus_per_node cluster.num_nodes", _read_phase),
+        model_key(_MODEL)._replace(write=None),
         Row(" ".join((*_KINDS, *_DEGREES, *_MEGATRON, *_SEQUENCES, *_OF_LORA, *_OF_POLICY)), _read_model),
         Row(f"defaults {_PENALTY} {' '.join((*_OF_GENERATION, *_ANSWERS, *_OF_STEPS, *_DATA))}", _read_batch),
         fixed(attention="flash", optimizer="adamw", loss="full_logits", checkpointing_reentrant=False),

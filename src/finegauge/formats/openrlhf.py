@@ -149,8 +149,7 @@ def _read_method(reading: Reading) -> None:
 
 
 def _read_parallelism(reading: Reading) -> None:
-    stage = reading.whole("zero_stage", 2, 3, 0)
-    zero = ("none", "zero1", "zero2", "zero3")[int(stage)]
+    zero = ("none", "zero1", "zero2", "zero3")[int(reading.whole("zero_stage", 2, 3, 0))]
     reading.set("sharding", "fsdp" if reading.flag("fsdp") else zero, "zero_stage", "fsdp")
     reading.set("cpu_offload", "optimizer" if reading.flag("adam_offload") else "none", "adam_offload")
     ring = reading.whole("ring_attn_size", 1, 10**4)

@@ -25,9 +25,7 @@ _BF16_ASKED: Mapping[str, Any] = {
     "get_device_capability": [9, 0],
 }
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {
-    **{"int": int, "float": float, "str": str, "bool": bool, "Path": str}
-}
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {k.__name__: k for k in (int, float, str, bool)} | {"Path": str}
 _WORDS = ("get", "split", "strip", "as_posix")
 _TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
 _HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "ParallelismConfig")
@@ -170,7 +168,9 @@ class Values:
         self._assigned: dict[str, list[Any]] = {}
         self._namespace: dict[str, Any] = {}  # of argparse and click
         self._inside: set[str] = set()  # names that not the text's own lines alone assign
-        self._bodies = [(n.lineno, n.end_lineno or 0) for n in nodes if isinstance(n, ast.FunctionDef)]
+        self._bodies = [
+            (n.body[0].lineno, n.end_lineno or 0) for n in nodes if isinstance(n, ast.FunctionDef)
+        ]
         self._depth = 0
         self._resolved: dict[str, Any] = {}  # names that were asked for before
         for node in nodes:
@@ -424,19 +424,23 @@ class Values:
                 self._assigned[one_target.id] = [{**held, **self._options}]
 
     def _name(self, node: ast.Name) -> Any:
-        """Return what a name stands for, if every assignment says the same, or lines after one another do."""
-        name = node.id
-        if name not in self._resolved:
-            self._resolved[name] = OPAQUE  # of a name that stands for itself
-            self._resolved[name] = self._stands_for(name)
-        found = self._resolved[name]
-        line, given = getattr(node, "lineno", 0), self._assigned.get(name, ())
-        if found is not OPAQUE or name in self._inside or len(given) < 2:
-            return found
-        if any(first <= line <= last for first, last in self._bodies):  # whose callers stand anywhere
-            return found
-        before = [one for one in given if isinstance(one, ast.AST) and getattr(one, "lineno", line) < line]
+        """Return what a name stands for: of a function its own, else as all or earlier lines assign it."""
+        name, line = node.id, getattr(node, "lineno", 0)
+        given, body = self._assigned.get(name, ()), self._body(line)
+        own = [v for v in given if self._body(getattr(v, "lineno", 0)) == body] if len(given) < 9 else []
+        alone = len(own) == 1 < len(given) and name not in self._options
+        key = f"{name} {body}" if alone else name
+        if key not in self._resolved:
+            self._resolved[key] = OPAQUE  # of a name that stands for itself
+            self._resolved[key] = self.of(own[0]) if alone else self._stands_for(name)
+        found = self._resolved[key]
+        if found is not OPAQUE or alone or body or name in self._inside or len(given) < 2:
+            return found  # of a function the callers stand anywhere
+        before = [v for v in own if getattr(v, "lineno", line) < line]
         return self.of(before[-1]) if before else found
+
+    def _body(self, line: int) -> tuple[int, ...]:
+        return max((body for body in self._bodies if body[0] <= line <= body[1]), default=())
 
     def _stands_for(self, name: str) -> Any:
         values = self._assigned.get(name)
@@ -493,14 +497,11 @@ class Values:
 
     def _boolean(self, node: ast.BoolOp) -> Any:
         values = [self.of(one) for one in node.values]
-        wanted = isinstance(node.op, ast.Or)
-        return next((one for one in values if one is OPAQUE or bool(one) is wanted), values[-1])
+        return next((v for v in values if v is OPAQUE or bool(v) is isinstance(node.op, ast.Or)), values[-1])
 
     def _condition(self, node: ast.IfExp) -> Any:
         test = self.of(node.test)
-        if test is OPAQUE and any(
-            isinstance(one, ast.Attribute) and one.attr == "argv" for one in ast.walk(node.test)
-        ):
+        if test is OPAQUE and "argv" in ast.unparse(node.test):
             test = False  # nothing is handed on
         return OPAQUE if test is OPAQUE else self.of(node.body if test else node.orelse)
 
@@ -578,8 +579,7 @@ class Values:
         words = self.of(part.iter) if same and len(node.generators) == 1 else OPAQUE
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             return OPAQUE
-        words = [word.strip() for word in words] if stripped else words
-        return [word for word in words if word or not part.ifs]
+        return [w for w in (word.strip() if stripped else word for word in words) if w or not part.ifs]
 
 
 _KINDS: Mapping[type, Callable[[Values, Any], Any]] = {

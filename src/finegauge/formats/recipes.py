@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from finegauge.formats.model_names import narrow
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 from finegauge.records import NamedTuple
 
@@ -126,18 +127,11 @@ class _Lines(NamedTuple):
 
 
 def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
-    """Return the fp8 recipe that a name of mixed precision tells: bf16_with_fp8_current_scaling_mixed."""
+    """Return the fp8 recipe that a name of mixed precision tells."""
     call = node if isinstance(node, ast.Call) else None
     told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
-    named = " ".join([callee(call.func)[1] if call else "", *(one for one in told if isinstance(one, str))])
-    if not re.search(r"fp8|fp4", named):
-        return {}
-    scaled = {"current": "current", "delayed": "delayed", "subchannel": "blockwise", "mxfp8": "mxfp8",
-              "nvfp4": "nvfp4"}  # fmt: skip
-    return {
-        "fp8": "hybrid",
-        "fp8_recipe": next((to for word, to in scaled.items() if word in named), "delayed"),
-    }
+    named = callee(call.func)[1] if call else ""
+    return narrow(" ".join([named, *(one for one in told if isinstance(one, str))]))
 
 
 def _of_torchtitan(

@@ -3,9 +3,9 @@
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from finegauge.documents import installed_version
 from finegauge.errors import FileFormatError, FineGaugeError, InputError, UnknownNameError
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run, figures
@@ -252,7 +252,8 @@ def head(run: Run, sheet: Sheet, facts: Mapping[str, Any], *, main: bool) -> lis
     gpus = (
         f"{run.num_gpus} x {run.gpu}" if run.gpu else "1 GPU" if run.num_gpus == 1 else f"{run.num_gpus} GPUs"
     )
-    lines = [f"Written by FineGauge {_version()} for {run.model}, {run.method}, on {gpus}."]
+    written_by = installed_version("finegauge") or "from source"
+    lines = [f"Written by FineGauge {written_by} for {run.model}, {run.method}, on {gpus}."]
     if not main:
         return [*lines, f"It belongs to {sheet.file}."]
     beside = "".join(
@@ -262,16 +263,6 @@ def head(run: Run, sheet: Sheet, facts: Mapping[str, Any], *, main: bool) -> lis
     if facts:
         lines.append(f"finegauge: {_flow(facts)}")
     return lines
-
-
-@cache
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("finegauge")
-    except PackageNotFoundError:
-        return "from source"
 
 
 def _flow(facts: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.launchers import WORKING, decided, of_engine
+from finegauge.formats.launchers import WORKING, decided, of_engine, printed, replaced
 from finegauge.formats.python_values import calculated_text
 from finegauge.records import NamedTuple
 
@@ -36,16 +36,7 @@ _PARTS = {"if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac
 _HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "bsub", "gcloud", "wsl"))  # a text is a command
 _IGNORED = {"time", "exec", "nohup", "sudo", "command", "!"}
 _SPLIT = re.compile(r"(?:\$\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+")  # what a command would print stays whole
-# How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
-_LISTED = re.compile(
-    r"""\s*echo\s+"?(\$\{?\w{1,64}\}?)"?\s*\|\s*(?:tr\s+["']?,["']?\s+\S+\s*\|\s*wc\s+-[lw]"""
-    r"""|awk\s+-F\s*["']?,["']?\s+["']\{\s*print\s+NF;?\s*\}["'])\s*"""
-)
-# The folder of the script itself: $(cd "$(dirname "$0")/.." && pwd)
-_HERE = re.compile(
-    r"""\s*cd\s+"?\$\(\s*dirname\s+(?:--\s+)?"?\$\{?(?:0|BASH_SOURCE)[^()]*\)((?:/\.\.)*)"?\s*"""
-    r"""(?:>\s*/dev/null\s*(?:2>&1\s*)?)?(?:&&|;)\s*pwd(?:\s+-P)?\s*"""
-)
+_OF_ARRAY = re.compile(r'"\$(?:\{?@|\{\w+\[@)')  # no word where it has no elements
 _SEPARATORS = "\n;&|()"
 
 
@@ -167,7 +158,7 @@ class Shell:
             if not self._is_live():
                 continue
             environment = self._assigned(words)
-            if not words or self._kept(words, target):
+            if not words or self._kept(words, target, environment.get("IFS", "").strip() or None):
                 continue
             if words[0] in self._functions and self._depth < _MAX_NESTED:
                 yield from self._called(words, environment)
@@ -177,12 +168,24 @@ class Shell:
                 yield from () if python else self._inner(words, environment)
         raise FileFormatError(f"{self.name} has more than {_MAX_COMMANDS:,} commands.")
 
-    def _kept(self, words: list[str], target: str) -> bool:
+    def _take(self, names: Sequence[str], text: str, between: str | None) -> None:
+        """Give a text's parts to the names that `read` has: the last takes the rest, an array all."""
+        asked = [name for name in names if name.isidentifier()]
+        if asked and any(re.fullmatch(r"-\w*a", name) for name in names):
+            self._arrays[asked[-1]] = text.split(between)
+        else:
+            self.variables |= zip(asked, text.split(between, len(asked) - 1), strict=False)
+
+    def _kept(self, words: list[str], target: str, between: str | None) -> bool:
         """Return whether a command only sets what later ones use: a variable, a file that is written."""
         if words[0] == "for" and len(words) > 3 and words[2] == "in":
             self.variables[words[1]] = words[3]
         elif words[0] == "read" and self._document:
-            self.variables[words[-1]] = self._document.strip()[:_MAX_VALUE]
+            self._take(words[1:], self._document.strip()[:_MAX_VALUE], between)
+        elif words[0] == "sed" and (target or "-i" in words):
+            self._documents += 1
+            if (held := self.read(words[-1])) and self._documents <= _MAX_DOCUMENTS:
+                self.files[WORKING.sub("", target or words[-1])] = replaced(held[0][:MAX_SCRIPT], words)
         elif words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
             file = words[-1] if words[0] == "tee" and len(words) > 1 else target or words[-1]
             self.files[WORKING.sub("", file)] = self._document
@@ -377,6 +380,7 @@ class Shell:
         start = self._at
         word = "".join(self._word()[:1])
         if found[2] == "<<<":  # one word as the input
+            self._document = word
             return "-"
         if found[2].startswith("<<"):
             quoted = self._text[start : start + 1] in "'\"\\"
@@ -419,9 +423,8 @@ class Shell:
             parts = self._with(parts, char)
         if self._at == start:
             self._at += 1  # a bracket where no word can begin
-        if parts[-1] or (quoted and parts == [""] and text[start : start + 3] not in ('"$@', '"${')):
-            return [part[:_MAX_VALUE] for part in parts]
-        return [part[:_MAX_VALUE] for part in parts[:-1]]
+        kept = parts[-1] or (quoted and parts == [""] and not _OF_ARRAY.match(text, start))
+        return [part[:_MAX_VALUE] for part in (parts if kept else parts[:-1])]
 
     def _with(self, parts: list[str], char: str) -> list[str]:
         """Return the words so far with what `char` begins put behind the last."""
@@ -517,7 +520,7 @@ class Shell:
         if following == "((":
             return [calculated_text(self._expanded(re.sub(r"(?<![\w$])([A-Za-z_]\w*)", r"$\1", inner)))]
         if following == "(":
-            return [self._printed(self._balanced("(", ")"))]
+            return [printed(self._balanced("(", ")"), self._expanded)]
         if following == "{":
             return self._parameter(self._balanced("{", "}"))
         name = _NAME.match(text, self._at)
@@ -525,16 +528,6 @@ class Shell:
             return ["$"]
         self._at = name.end()
         return self._value(name[0])
-
-    def _printed(self, inner: str) -> str:
-        """Return what $(...) prints where the text tells: sums, and how long a list of devices is."""
-        if inner.startswith("expr "):
-            return calculated_text(self._expanded(inner[5:]).replace("\\", ""))
-        if here := _HERE.fullmatch(inner):
-            return f".{here[1]}"
-        listed = _LISTED.fullmatch(inner)
-        devices = self._expanded(listed[1]) if listed else "$"
-        return f"$({inner})" if "$" in devices else str(devices.count(",") + 1)
 
     def _balanced(self, opening: str, closing: str) -> str:
         """Return what stands between brackets."""

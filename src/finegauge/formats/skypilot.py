@@ -47,11 +47,6 @@ _NAMED_ALIKE = ("aws", "azure", "gcp", "lambda")  # whose instances it calls as 
 _FRONT = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n1)'
 
 
-def is_task(keys: Mapping[str, Any]) -> bool:
-    """Return whether `keys` are those of a task that runs a command."""
-    return isinstance(keys.get("run"), str) and bool({"resources", "setup", "num_nodes", "envs"} & {*keys})
-
-
 def accelerators(keys: Mapping[str, Any]) -> tuple[str, int]:
     """Return the GPU that a task asks for, the first where it takes several, and how many a node has."""
     asked = mapping_in(keys, "resources")

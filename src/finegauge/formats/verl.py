@@ -64,6 +64,10 @@ _MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEG
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
 _RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
 _GROUP = f"{_ACTOR}.fsdp_config.fsdp_size"
+_OF_CORE = (
+    f"{_ACTOR}.megatron.expert_tensor_parallel_size",
+    f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
+)
 
 # What sft_trainer (verl 0.6 on) does unasked, which divides micro-batches by tokens.
 _OF_SFT_TRAINER = {
@@ -129,6 +133,9 @@ def _read_method(reading: Reading) -> None:
         reading.set("weights_dtype", "bf16")
         reading.set("autocast", "none")
         read_degrees(reading, _MEGATRON)
+        reading.take("expert_tensor_parallel", _OF_CORE[0])
+        if reading.flag(_OF_CORE[1]):
+            reading.set("cpu_offload", "optimizer", _OF_CORE[1])
     ulysses = reading.first(_ULYSSES, 1)
     if str(ulysses) != "1":
         reading.set("context_parallel", ulysses, *_ULYSSES)
@@ -138,8 +145,7 @@ def _read_method(reading: Reading) -> None:
     if 0 < of_group < gpus and not megatron:  # copies of groups that shard
         reading.set("sharding", "hybrid", _GROUP)
         reading.set("data_parallel_shard", of_group, _GROUP)
-    stays = reading.text(f"{_ACTOR}.strategy") == "fsdp2" and not reading.flag(_RESHARD, default=True)
-    if stays:
+    if reading.text(f"{_ACTOR}.strategy") == "fsdp2" and not reading.flag(_RESHARD, default=True):
         reading.set("sharding", "fsdp_shard_grad_op", _RESHARD)
     trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
     liger = reading.flag(f"{stem}.use_liger")
@@ -177,7 +183,8 @@ def _read_lengths(reading: Reading) -> None:
         if reading.fields["phase"] == "grpo":
             reading.set("num_generations", max(2, answers), f"{_ROLLOUT}.n")
         key, rollout = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
-        prompts = reading.whole(rollout, 1024, 10**8, 0) or _batches_of_stream(reading, key)
+        of_stream = prod(reading.whole(name, 1) for name in _STREAM[1:])  # answers come one by one
+        prompts = reading.whole(rollout, 1024, 10**8, 0) or of_stream * reading.whole(key, 256, 10**8)
         learnt = min(prompts, reading.whole(key, 256, 10**8))
         sequences, micro = answers * learnt, 1
         reading.set("num_mini_batches", max(1, round(prompts / learnt)), key, rollout)
@@ -216,12 +223,6 @@ def _divide(reading: Reading, sequences: float, *keys: str) -> None:
         steps = max(1, round(size * steps / group)) * group if size % group else steps
     reading.set("micro_batch_size", size)
     reading.set("gradient_accumulation_steps", steps, *keys)
-
-
-def _batches_of_stream(reading: Reading, key: str) -> int:
-    """Return the prompts between two new sets of weights, where answers come one by one (fully_async)."""
-    steps, batches = (reading.whole(name, 1) for name in _STREAM[1:])
-    return int(reading.whole(key, 256, 10**8) * batches * steps)
 
 
 def _read_own_gpus(reading: Reading) -> None:
@@ -272,7 +273,7 @@ _OF_MODEL = [
     for stem in (_MODEL, "model")
     for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
 ]
-_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, f"{_ACTOR}.strategy", _RESHARD, _GROUP)
+_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, *_OF_CORE, f"{_ACTOR}.strategy", _RESHARD, _GROUP)
 _OF_ROLLOUT = [
     f"{_ROLLOUT}.{name}" for name in ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
 ]

@@ -13,6 +13,7 @@ import torch
 from finegauge.catalogue.device_profile import device_profile, own_profile_path
 from finegauge.catalogue.gpus import known_gpu
 from finegauge.data.batch_shape import shape
+from finegauge.documents import installed_version
 from finegauge.errors import FineGaugeError, UnsupportedError
 from finegauge.measurement.instruments.kernel_table import Peaks
 from finegauge.measurement.options import Options
@@ -20,7 +21,6 @@ from finegauge.measurement.process import OUT_OF_MEMORY
 from finegauge.measurement.subject import class_of
 from finegauge.model.graph import build, step_flops
 from finegauge.model.op import Extents
-from finegauge.model.traced import installed_version
 from finegauge.run.run import Run
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "finegauge")

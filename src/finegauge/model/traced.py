@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from finegauge.documents import cache_path, read_document, write_whole
+from finegauge.documents import cache_path, installed_version, read_document, write_whole
 from finegauge.errors import FileFormatError, InputError, UnsupportedError, shown
 from finegauge.model.blocks import Architecture, Branch, Layer, Linear, Norm, Tensor
 from finegauge.model.lowering import Lowering
@@ -303,16 +303,6 @@ def _problem(document: dict[str, Any], config: Mapping[str, Any], *, shipped: bo
     if document.pop("sha256", None) != _hash(document):
         return "is damaged"
     return ""
-
-
-def installed_version(package: str) -> str:
-    """Return the version of an installed package, "" if it is absent."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def traced_architecture(document: Mapping[str, Any]) -> Architecture:

@@ -21,12 +21,7 @@ from finegauge.data.batch_shape import shape
 from finegauge.documents import parse_yaml
 from finegauge.errors import FieldError, InputError, UnknownKeyError, UnknownNameError, UnsupportedError
 from finegauge.planning.quote import OBJECTIVES, Outcome, quote
-from finegauge.prediction.uncertainty import (
-    RISKY_FROM_FRACTION,
-    is_safe,
-    probability_out_of_memory,
-    verdict,
-)
+from finegauge.prediction.uncertainty import RISKY_FROM_FRACTION, is_safe, probability_out_of_memory, verdict
 from finegauge.profile import Estimator, Profile
 from finegauge.records import NamedTuple
 from finegauge.run.phases import has_engine

@@ -68,7 +68,8 @@ _QUESTION: dict[str, Any] = {
 
 def schema(name: str) -> dict[str, Any]:
     """Return the schema of what `finegauge NAME --json` prints, or of a kind of file that is kept."""
-    kinds = answers().get(name) or kept_files()[name]
+    kept = {"calibration": CalibrationAnswer, "law": StoredLaw}  # files, without the heads of an answer
+    kinds = answers().get(name) or kept[name]
     parts: dict[str, Any] = {}
     heads: dict[str, Any] = {"schema_version": {"const": 1}}
     if name in answers():
@@ -271,11 +272,6 @@ def answers() -> Mapping[str, Any]:
         "data": files.DataAnswer,
         "reproduce": validation.ReproduceAnswer,
     }
-
-
-def kept_files() -> Mapping[str, Any]:
-    """Return the type behind each kind of file that commands keep: what `--json` has, without its heads."""
-    return {"calibration": CalibrationAnswer, "law": StoredLaw}
 
 
 def choices() -> Mapping[tuple[type, str], Collection[str]]:

@@ -185,12 +185,6 @@ def unused_by(adapter: str) -> tuple[str, ...]:
     return (*unused, "lora_targets") if adapter in OFF_PROJECTIONS else unused
 
 
-def forget_adapter(values: dict[str, Any], adapter: str) -> None:
-    """Remove from stated `values` what another adapter had needed and `adapter` does not."""
-    for name in (*unused_by(adapter), "adapter_size"):
-        values.pop(name, None)
-
-
 def _check_arrivals(values: Mapping[str, Any]) -> None:
     arrivals, per_s, phase = values["arrivals"], values["arrivals_per_s"], values["phase"]
     if phase != "serve" and (per_s is not None or arrivals not in (None, "users")):

@@ -152,7 +152,8 @@ class Run(fields.Fields):
         if self.optimizer in rules.LOMO and "optimizer" in changes:
             values.pop("optimizer_implementation", None)
         if "adapter" in changes and FIELDS["adapter"]("adapter", changes["adapter"]) != self.adapter:
-            rules.forget_adapter(values, FIELDS["adapter"]("adapter", changes["adapter"]))
+            for name in (*rules.unused_by(FIELDS["adapter"]("adapter", changes["adapter"])), "adapter_size"):
+                values.pop(name, None)
         if changes.get("packing") and self.padding == "longest":
             values.pop("padding", None)  # which full sequences rule out
         if "gpu" in changes and self.origins["free_memory_bytes"] == FROM_THIS_MACHINE:

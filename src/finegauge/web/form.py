@@ -258,13 +258,8 @@ def _cut(value: Any, key: str = "") -> Any:
     if isinstance(value, list):
         return [_cut(item, key) for item in value]
     if isinstance(value, str) and key not in _NOT_READ:
-        return _TOKEN.sub(lambda found: _last_part(found.group()), value)
+        return _TOKEN.sub(lambda f: next(_parts(f[0]), "unnamed") if _leads_out(f[0]) else f[0], value)
     return value
-
-
-def _last_part(token: str) -> str:
-    """Return the last part of a path that leads elsewhere; other text unchanged."""
-    return next(_parts(token), "unnamed") if _leads_out(token) else token
 
 
 def _parts(path: str) -> Iterator[str]:

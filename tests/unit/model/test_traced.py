@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from finegauge.documents import installed_version
 from finegauge.errors import UnsupportedError
 from finegauge.model import traced
 from finegauge.model.families import architecture
@@ -47,7 +48,7 @@ def document(**changes: Any) -> dict[str, Any]:
     whole = {
         "schema": traced.SCHEMA,
         "config_sha256": traced.key_of(CONFIG),
-        "transformers": traced.installed_version("transformers"),
+        "transformers": installed_version("transformers"),
         "model_type": "not_described",
         "hidden_size": 8,
         "vocab_size": 10,

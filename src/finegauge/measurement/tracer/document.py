@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from finegauge.documents import installed_version
 from finegauge.errors import UnsupportedError
 from finegauge.measurement.tracer.passes import Pass, TracedClass, attention_of, build, record
 from finegauge.measurement.tracer.recorder import BACKWARD, Amount, Place, Recorder
-from finegauge.model.traced import MODES, OTHERS, installed_version, part_name
+from finegauge.model.traced import MODES, OTHERS, part_name
 from finegauge.progress import Heard, Progress
 
 Point = tuple[int, int]  # sequences, length
