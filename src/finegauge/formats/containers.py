@@ -19,7 +19,7 @@ from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
 from finegauge.formats.launchers import known_card, mounts_of, variables_of, whole_of
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
-from finegauge.formats.sheet import mapping_in
+from finegauge.formats.sheet import listed, mapping_in
 from finegauge.formats.shell import MAX_SCRIPT
 from finegauge.records import NamedTuple
 
@@ -82,14 +82,8 @@ def documents(text: str, name: str) -> list[Mapping[str, Any]]:
     return [one for one in found if isinstance(one, Mapping)]
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _words(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    return [str(word) for word in _list(value)]
+    return [value] if isinstance(value, str) else [str(word) for word in listed(value)]
 
 
 def _line(*parts: Any) -> str:
@@ -133,7 +127,7 @@ def _containers(
         return
     copies *= whole_of(next((value[key] for key in _COUNTS if key in value), 1)) or 1
     yield from _stated_apart(value)
-    for container in _list(value.get("containers")):
+    for container in listed(value.get("containers")):
         if isinstance(container, Mapping):
             yield container, value, copies
     for key, inner in value.items():
@@ -163,16 +157,16 @@ def _of_container(
 ) -> Task:
     """Return what a container starts, with the files of the maps that are mounted in it."""
     variables = variables_of(container.get("env"))
-    for source in _list(container.get("envFrom")):
+    for source in listed(container.get("envFrom")):
         variables = {**maps.get(str(mapping_in(source, "configMapRef").get("name")), {}), **variables}
     places = {
         str(volume.get("name")): maps.get(str(mapping_in(volume, "configMap").get("name")), {})
-        for volume in _list(pod.get("volumes"))
+        for volume in listed(pod.get("volumes"))
         if isinstance(volume, Mapping)
     }
     files = {
         os.path.join(str(mount.get("mountPath")), name): text
-        for mount in _list(container.get("volumeMounts"))
+        for mount in listed(container.get("volumeMounts"))
         if isinstance(mount, Mapping)
         for name, text in places.get(str(mount.get("name")), {}).items()
     }
@@ -186,13 +180,13 @@ def _of_container(
 
 
 def _of_service(service: Mapping[str, Any]) -> Task:
-    mounts = mounts_of(map(str, _list(service.get("volumes"))))
-    devices = _list(mapping_in(service, "deploy", "resources", "reservations").get("devices"))
+    mounts = mounts_of(map(str, listed(service.get("volumes"))))
+    devices = listed(mapping_in(service, "deploy", "resources", "reservations").get("devices"))
     device = devices[0] if devices and isinstance(devices[0], Mapping) else {}
-    each = whole_of(device.get("count", len(_list(device.get("device_ids"))))) or 0
+    each = whole_of(device.get("count", len(listed(device.get("device_ids"))))) or 0
     script = _line(service.get("entrypoint"), service.get("command"))
     named = service.get("env_file")
-    files = [one.get("path") if isinstance(one, Mapping) else one for one in _list(named) or [named]]
+    files = [one.get("path") if isinstance(one, Mapping) else one for one in listed(named) or [named]]
     return Task(
         script.replace("$$", "$"),
         variables_of(service.get("environment")),
@@ -224,7 +218,7 @@ def of_task(keys: Mapping[str, Any]) -> Task | None:
         pods = whole_of(resources.get("instance_count", 1)) or 1
         return Task(command, variables_of(keys.get("environment_variables")), nodes=pods)
     if not isinstance(keys.get("run"), str) or not {"resources", "setup", "num_nodes", "envs"} & {*keys}:
-        found = [one for one in _list(keys.get("tasks")) if mapping_in(one, "resources").get("gpuCount")]
+        found = [one for one in listed(keys.get("tasks")) if mapping_in(one, "resources").get("gpuCount")]
         return _of_beaker(found[0]) if found else None
     card, each = accelerators(keys)
     nodes, folder = str(keys.get("num_nodes") or 1), keys.get("workdir")
@@ -256,7 +250,7 @@ def _of_dstack(keys: Mapping[str, Any], gpu: Any) -> Task:
         "DSTACK_GPUS_PER_NODE": str(each),
         "DSTACK_GPUS_NUM": str(nodes * each),
     }
-    script = "\n".join(map(str, _list(keys.get("commands"))))
+    script = "\n".join(map(str, listed(keys.get("commands"))))
     known = known_card(card).get("gpu", "")
     return Task(script, given | variables_of(keys.get("env")), nodes=nodes, each=each, card=known)
 
@@ -395,7 +389,7 @@ def tasks_of_python(text: str) -> list[Task]:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    values = Values(nodes, {})
+    values = Values(nodes, {}, {}, lambda _: None)
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     card, each = _of_modal(calls, values)
     found = [Task(line, card=card, each=each) for call in calls if (line := _process(call, values))]

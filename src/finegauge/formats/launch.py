@@ -97,20 +97,14 @@ _MAX_FOLLOWED = 3  # scripts that start scripts
 _OF_FILE = re.compile(r"\$\{[a-z]\w*(\.\w+)+\}")  # what a file of OmegaConf takes of its own
 
 
-def of_command(text: str) -> Launch:
-    """Return the training that a command line starts; the files that it names are the user's own.
-
-    Raises: FileFormatError where it starts none that is known.
-    """
-    return _of_shell(text, Place(os.path.join(os.curdir, "the command"), "the command", trusted=True), ())
-
-
-def of_shell(text: str, file: str, name: str, arguments: Sequence[str] = ()) -> Launch:
-    """Return the training that the first command of a shell script starts, if one does.
+def of_shell(
+    text: str, file: str, name: str, arguments: Sequence[str] = (), *, trusted: bool = False
+) -> Launch:
+    """Return the training that the first command of a script starts; `trusted`: its user names the files.
 
     Raises: FileFormatError where none does.
     """
-    return _of_shell(text, Place(file, name), arguments)
+    return _of_shell(text, Place(file, name, trusted=trusted), arguments)
 
 
 def of_notebook(text: str, file: str, name: str) -> Launch:
@@ -122,7 +116,7 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
     named = re.findall(r'"(?:gpuType|accelerator)":\s*"([\w-]{2,40})"', text)[:4]  # Colab's and Kaggle's
     card = next(filter(None, map(known_card, named)), {})
     try:
-        script = scripts.load_python(python, name)
+        script = scripts.load_python(python, name, files=Place(file, name, files).beside)
         block = {**card, **mapping_in(script.keys, BLOCK)}
         keys = {**script.keys, "finegauge": block} if block else script.keys
         return Launch(keys, script.reader, script.warnings, file)
@@ -226,7 +220,7 @@ def says_more(refusal: FileFormatError) -> bool:
 def _of_document(text: str, place: Place) -> Launch:
     """Return the training of Python that a here-document holds."""
     try:
-        script = scripts.load_python(text, place.name)
+        script = scripts.load_python(text, place.name, files=place.beside)
     except FileFormatError as error:  # it may well prepare one
         raise _TrainsNothingError(str(error)) from None
     return Launch(script.keys, script.reader, script.warnings, place.file)
@@ -349,21 +343,21 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     named, launcher, rest, command, place, batch = line
     if not program.reader and any(word.startswith("--job.config_file") for word in rest):
         program, script = Program("torchtitan"), None  # whose train.py it is
-    arrays = [word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)]  # not set by the script
+    arrays = [word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)]  # that nobody sets
     rest = [word for word in rest if word not in arrays]
     options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
     if str(options.get("do_train", "")).lower() in ("false", "0"):
         raise _TrainsNothingError(
             f"{place.name} starts {shown(named)} with do_train false, which trains nothing."
         )
-    serves = program.reader.startswith(_SERVERS)
+    serves, warnings = program.reader.startswith(_SERVERS), list[str]()
     unknown = [word for before, word in pairwise(["", *rest])
                if word[:1] == "$" and (before[:1] != "-" or "=" in before)] + arrays  # fmt: skip
-    own = {key: options.pop(key) for key in OF_LAUNCHERS if key in options and not serves}
     if "config_name" in options and {"output_dir", "tokenizer_name"} & {*options}:  # no file of Hydra's
         options.setdefault("model_name_or_path", options.pop("config_name"))
-    warnings: list[str] = []
     keys, file = _config(options, loose, command, place, warnings)
+    takes = (keys, {"accelerate_config"}), (options, () if serves else OF_LAUNCHERS)  # of TRL's files, too
+    own = {key: held.pop(key) for held, names in takes for key in names if key in held}
     options, variables = _of_its_own(program, line, options, keys, warnings)
     counted = {"all_gpus": program.all_gpus, "placed": _places_workers(program, named)}
     block, accelerate = machine(launcher, own, variables, batch, place, warnings, **counted)
@@ -377,7 +371,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if script is not None:
         parsed = "HfArgumentParser(" in script[0] or "TrlParser(" in script[0]
         options = programs.in_full(options, script[0]) if parsed else options
-        loaded = _of_script(script, named, {**keys, **options}, reader, seen)
+        loaded = _of_script(script, named, {**keys, **options}, reader, seen, place)
         options = {key: value for key, value in options.items() if key not in loaded.own} | loaded.keys
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
     told = programs.laid_over({**program.keys, **keys}, options)
@@ -494,10 +488,11 @@ def _of_script(
     options: Mapping[str, Any],
     reader: str,
     environment: Mapping[str, str],
+    place: Place,
 ) -> scripts.Script:
     """Return what a script on disk says under its options; where it says nothing, the options alone."""
     try:
-        return scripts.load_python(script[0], os.path.basename(named), options, environment)
+        return scripts.load_python(script[0], os.path.basename(named), options, environment, place.beside)
     except FileFormatError:
         found = reader or recognise(options)
         if found not in _GENERIC:

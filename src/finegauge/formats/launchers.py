@@ -108,6 +108,12 @@ class Place:
             path = find_inside(named, self.file, _READ)[0]
         return None if path is None else (read_text(path), path)
 
+    def beside(self, named: Any) -> str | None:
+        """Return the text of a file of keys that a script names by a path from its folder, if it is there."""
+        is_near = isinstance(named, str) and named.endswith(CONFIGS) and not os.path.isabs(named)
+        found = self.text(named) if is_near else None
+        return found and found[0]
+
     def filled(self, keys: Mapping[str, Any], unset: Sequence[str]) -> dict[str, Any]:
         """Return `keys` less those `unset`, with what is in DeepSpeed's file where the script writes it."""
         known = {key: value for key, value in keys.items() if key not in unset}

@@ -31,6 +31,19 @@ _DIVIDING = (
 )
 
 
+def without_opaque(value: Any) -> Any:
+    """Return a list or a mapping without what only running the text would tell; itself if that is nothing."""
+    if isinstance(value, dict):
+        kept: Any = {key: without_opaque(one) for key, one in value.items() if one is not OPAQUE}
+        same = len(kept) == len(value) and all(kept[key] is one for key, one in value.items())
+    elif isinstance(value, list):
+        kept = [without_opaque(one) for one in value if one is not OPAQUE]
+        same = len(kept) == len(value) and all(a is b for a, b in zip(kept, value, strict=True))
+    else:
+        return value
+    return value if same else kept
+
+
 def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]) -> dict[str, Any]:
     """Return a loop's arguments under the names of transformers' Trainer, {} where there is none to read.
 

@@ -367,7 +367,7 @@ FORMAT = Format(
         key("gradient_accumulation_steps", "gradient_accumulation_steps", read=_read_accumulation),
         trainer_keys.epochs_row(),
         trainer_keys.COMPILE,
-        trainer_keys.checkpointing_row(default=True, reentrant=True),
+        trainer_keys.checkpointing_row("activation_cpu_offload", default=True, reentrant=True),
         trainer_keys.attention_row("attn_impl", words=_ATTENTION),
         trainer_keys.liger_row(),
         trainer_keys.optimizer_row("optim", "adamw_torch_fused"),

@@ -23,6 +23,7 @@ from typing import Any
 
 from finegauge.errors import FileFormatError
 from finegauge.formats.evidence import Evidence, Frame, placed
+from finegauge.formats.sheet import listed
 
 MAX_STEPS = 40_000_000  # instructions
 _MARK = object()
@@ -200,8 +201,8 @@ def snapshot_evidence(data: bytes, name: str) -> Evidence:
 
 def _devices(whole: dict[str, Any]) -> list[int]:
     traces = whole.get("device_traces")
-    traced = [number for number, trace in enumerate(_listed(traces)) if _listed(trace)]
-    held = [_whole(one, "device") for one in _listed(whole["segments"]) if isinstance(one, dict)]
+    traced = [number for number, trace in enumerate(listed(traces)) if listed(trace)]
+    held = [_whole(one, "device") for one in listed(whole["segments"]) if isinstance(one, dict)]
     return sorted({*traced, *held})[:64]
 
 
@@ -209,11 +210,11 @@ class _Replay:
     """The trace of one device, replayed to where memory ran out or was fullest."""
 
     def __init__(self, whole: dict[str, Any], device: int) -> None:
-        traces = _listed(whole.get("device_traces"))
-        self._events = _listed(traces[device]) if device < len(traces) else []
+        traces = listed(whole.get("device_traces"))
+        self._events = listed(traces[device]) if device < len(traces) else []
         self._segments = [
             one
-            for one in _listed(whole["segments"])
+            for one in listed(whole["segments"])
             if isinstance(one, dict) and _whole(one, "device") == device
         ]
         self._budget = MAX_EVENTS
@@ -239,7 +240,7 @@ class _Replay:
         """Yield address, bytes and frames of the blocks in use when the snapshot was taken."""
         for segment in self._segments:
             address = _whole(segment, "address")
-            for block in _listed(segment.get("blocks")):
+            for block in listed(segment.get("blocks")):
                 self._spend()
                 if isinstance(block, dict):
                     size = _whole(block, "size")
@@ -318,14 +319,10 @@ def _named(frames: Any) -> list[Frame]:
     """Return the frames of Python, the outermost first; PyTorch lists the innermost first."""
     found = [
         (f"{str(one.get('filename')).replace(chr(92), '/')}:{one.get('name')}", "")
-        for one in _listed(frames)[:MAX_DEPTH_FRAMES]
+        for one in listed(frames)[:MAX_DEPTH_FRAMES]
         if isinstance(one, dict) and str(one.get("filename", "")).endswith(".py")
     ]
     return found[::-1]
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _whole(mapping: dict[str, Any], name: str) -> int:

@@ -25,12 +25,15 @@ _BF16_ASKED: Mapping[str, Any] = {
     "get_device_capability": [9, 0],
 }
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {k.__name__: k for k in (int, float, str, bool)} | {"Path": str}
+_BUILT_IN = (int, float, str, bool, len)
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {k.__name__: k for k in _BUILT_IN} | {"Path": str}
 _WORDS = ("get", "split", "strip", "as_posix")
-_TEXTS = (("yaml", "safe_load"), ("yaml", "full_load"), ("yaml", "load"), ("json", "loads"))
+_TEXTS = (*(("yaml", way) for way in ("safe_load", "full_load", "load")), ("json", "load"), ("json", "loads"))
+_OPENED = ("open", "read_text", "read", "load")  # of a file beside the script; load is OmegaConf's
 _HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "ParallelismConfig")
 _DECLARED = ("add_argument", "option", "Option")
 _SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
+Files = Callable[[Any], str | None]  # returns the text of a file beside a script
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_TEXT = 4096
 _BINARY: Mapping[type, Any] = {
@@ -127,19 +130,6 @@ def _held(text: Any) -> Any:
     return found if isinstance(found, dict) else OPAQUE
 
 
-def without_opaque(value: Any) -> Any:
-    """Return a list or a mapping without what only running the text would tell; itself if that is nothing."""
-    if isinstance(value, dict):
-        kept: Any = {key: without_opaque(one) for key, one in value.items() if one is not OPAQUE}
-        same = len(kept) == len(value) and all(kept[key] is one for key, one in value.items())
-    elif isinstance(value, list):
-        kept = [without_opaque(one) for one in value if one is not OPAQUE]
-        same = len(kept) == len(value) and all(a is b for a, b in zip(kept, value, strict=True))
-    else:
-        return value
-    return value if same else kept
-
-
 def _returns_parsed(node: ast.AST) -> bool:
     value = node.value if isinstance(node, ast.Return) else None
     return isinstance(value, ast.Call) and callee(value.func)[1] in _PARSED
@@ -149,21 +139,16 @@ class Values:
     """The names of one text, and what they stand for."""
 
     def __init__(
-        self, nodes: list[ast.AST], options: Mapping[str, Any], environment: Mapping[str, str] = {}
+        self, nodes: list[ast.AST], options: Mapping[str, Any], environment: Mapping[str, str], files: Files
     ) -> None:
-        """Read the names of `nodes`.
-
-        Args:
-            nodes: Of the syntax tree.
-            options: The command line that the script is started with.
-            environment: What the shell script that starts it had set.
-        """
-        self._environment = environment
+        """Read the names of `nodes`, of a script that is started with `options` in `environment`."""
+        self._environment, self._files = environment, files
         self.parsed: dict[str, Any] = {}  # what a parser of dataclasses takes, by its defaults and `options`
         self.parsed_classes: set[str] = set()
         self.declared: set[str] = set()  # options of argparse, click and tyro
         self.asks_for_bf16 = False
-        self.classes: dict[str, dict[str, Any]] = {}  # constants of the text's own classes
+        self.classes = dict[str, dict[str, Any]]()  # constants of the text's own classes
+        self.classes |= {node.name: {} for node in nodes if isinstance(node, ast.ClassDef)}
         self._options = {name: _scalar(value) for name, value in options.items()}
         self._assigned: dict[str, list[Any]] = {}
         self._namespace: dict[str, Any] = {}  # of argparse and click
@@ -346,12 +331,12 @@ class Values:
             ):
                 if default is not None:
                     self._assigned.setdefault(argument.arg, []).append(default)
-        elif isinstance(node, ast.ClassDef):
-            self.classes[node.name] = {}
+        elif isinstance(node, ast.withitem):
+            self._bind(node.optional_vars, node.context_expr)
         elif isinstance(node, ast.Call) and callee(node.func)[1] in _DECLARED:
             self._declare(node)
 
-    def _bind(self, target: ast.expr, value: ast.expr, *, inside: bool = True) -> None:
+    def _bind(self, target: ast.expr | None, value: ast.expr, *, inside: bool = True) -> None:
         if isinstance(target, ast.Name):
             self._assigned.setdefault(target.id, []).append(value)
             self._inside |= {target.id} if inside else set()
@@ -473,7 +458,8 @@ class Values:
 
     def _dict(self, node: ast.Dict) -> Any:
         keyed = [(key and self.of(key), value) for key, value in zip(node.keys, node.values, strict=True)]
-        found = self._merged([(key, value) for key, value in keyed if key is None or isinstance(key, str)])
+        plain = [(key, value) for key, value in keyed if key is None or isinstance(key, str | int)]
+        found = self._merged([(key if key is None else str(key), value) for key, value in plain])
         return OPAQUE if _leaves(found) > _MAX_TEXT else found
 
     def _subscript(self, node: ast.Subscript) -> Any:
@@ -545,18 +531,29 @@ class Values:
         elif name in ("getenv", "get") and node.args and owner in ("environ", "os"):
             told = self._environment.get(str(self.of(node.args[0])))
             first = node.args[1:] if told is None else [told]
-        if (owner, name) in _TEXTS and node.args:
-            return _held(self.of(node.args[0]))
+        if (found := self._of_file(node, owner, name)) is not None:
+            return found
         if name in _WORDS and not first and isinstance(node.func, ast.Attribute):
             first = [self._of_words(node.func.value, name, node.args)]
         if first or owner or name not in _PLAIN or len(node.args) != 1:
             return self.of(first[0]) if first else OPAQUE
         value = self.of(node.args[0])
         try:
-            plain = isinstance(value, int | float | str) and len(str(value)) < _MAX_TEXT
+            kinds = list | dict if name == "len" else int | float | str
+            plain = isinstance(value, kinds) and len(str(value)) < _MAX_TEXT
             return _PLAIN[name](value) if plain else OPAQUE
         except (ValueError, OverflowError):
             return OPAQUE
+
+    def _of_file(self, node: ast.Call, owner: str, name: str) -> Any:
+        """Return what a call reads out of a text or a file beside the script; None where it reads none."""
+        held = node.args[0] if node.args else getattr(node.func, "value", None)
+        if (owner, name) in _TEXTS:
+            return _held(self.of(held))
+        if name not in _OPENED:
+            return None
+        text = self.of(held) if name == "read" and not node.args else self._files(self.of(held))
+        return OPAQUE if text is None else _held(text) if name == "load" else text
 
     def _of_words(self, held: ast.expr, name: str, given: list[ast.expr]) -> Any:
         """Return the words of a text, it without the spaces around it, or what a mapping has."""

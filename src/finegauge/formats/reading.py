@@ -227,7 +227,7 @@ def _loaded(asked: RunArgument) -> _Loaded:
         from finegauge.formats import launch
 
         if asked.kind == COMMAND:
-            found = launch.of_command(text)
+            found = launch.of_shell(text, os.path.join(os.curdir, "the command"), "the command", trusted=True)
         else:
             found = (launch.of_notebook if kind == ".ipynb" else launch.of_shell)(text, asked.place, name)
         return _launched(found)
@@ -265,7 +265,8 @@ def _of_python(text: str, file: str, name: str) -> _Loaded:
     for tells in ("job", "own", "started") if is_job else ("own", "started"):
         try:
             if tells == "own":
-                script = load_python(text, name, environment=of_dotenv(text, Place(file, name)))
+                place = Place(file, name)
+                script = load_python(text, name, {}, of_dotenv(text, place), place.beside)
                 return _Loaded(script.keys, script.reader, script.warnings)
             if tasks := tasks_of_python(text):
                 return _launched(launch.of_tasks(tasks, file, name))

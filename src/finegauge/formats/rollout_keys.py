@@ -81,10 +81,7 @@ def ppo_row() -> Row:
     """Return the row of what TRL's PPO trainer generates, and of its other models."""
     policy, judge, answer = "sft_model_path", "reward_model_path", "response_length"
     epochs, updates, at_once = "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size"
-    episodes, by_rule = (
-        "total_episodes",
-        "reward_model_name_or_path",
-    )  # of GRPO's script, which takes rules too
+    episodes, by_rule = "total_episodes", "reward_model_name_or_path"  # of GRPO's script, which takes rules
 
     def read(reading: Reading) -> None:
         if reading.fields["phase"] == "grpo":

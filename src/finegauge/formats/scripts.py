@@ -14,9 +14,9 @@ from finegauge.errors import FileFormatError
 from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
-from finegauge.formats.loops import instead, own_loop
+from finegauge.formats.loops import instead, own_loop, without_opaque
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
-from finegauge.formats.python_values import OPAQUE, Values, callee, last_name, without_opaque
+from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
 from finegauge.formats.recipes import READER, recipe_in
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
@@ -118,7 +118,11 @@ _MAX_SCRIPT = 400_000  # characters
 
 
 def load_python(
-    text: str, name: str, options: Mapping[str, Any] = {}, environment: Mapping[str, str] = {}
+    text: str,
+    name: str,
+    options: Mapping[str, Any] = {},
+    environment: Mapping[str, str] = {},
+    files: Files = lambda _: None,
 ) -> Script:
     """Return what a script's training calls say, under the keys of the framework that it calls.
 
@@ -127,11 +131,12 @@ def load_python(
         name: For messages.
         options: The command line that it is started with, {name: value}.
         environment: What the shell script that starts it had set.
+        files: Returns the text of a file beside the script.
 
     Raises: FileFormatError for text that is no Python, or that starts no training.
     """
     tree = _parsed(text, name)
-    script = _Reader(tree, options, environment)
+    script = _Reader(tree, options, environment, files)
     nodes, wanted = list(ast.walk(tree)), str(options.get("config", ""))
     recipe, computed, remark = recipe_in(nodes, script.values, script.modules, wanted)
     untold = computed if recipe else {key for key in script.opaque if not OF_FILES.search(key)}
@@ -255,13 +260,13 @@ def unsloth_keys(keys: Mapping[str, Any], *, adapts: bool) -> dict[str, Any]:
 class _Reader:
     """The training calls of one script and what their arguments come to."""
 
-    def __init__(self, tree: ast.Module, options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        """Read `tree`, names first."""
+    def __init__(self, tree: ast.Module, *given: Any) -> None:
+        """Read `tree`, names first; `given` is what `load_python` is, from the options on."""
         nodes = list(ast.walk(tree))
-        self.values = Values(nodes, options, environment)
+        self.values = Values(nodes, *given)
         if self.values.drop_dead_branches(nodes):
             nodes = list(ast.walk(tree))
-            self.values = Values(nodes, options, environment)
+            self.values = Values(nodes, *given)
         self.modules = _imports(nodes)
         self.keys: dict[str, Any] = dict(self.values.parsed)
         self.opaque: set[str] = set()  # keys whose value is computed
@@ -460,6 +465,9 @@ class _Reader:
         """Read a call about data: what is loaded, and how many of its samples are taken."""
         told = self.values.named(call)
         first = call.args[0] if call.args else None
+        if name == "ConstantLengthDataset":  # TRL's before 0.20, and the copies of it
+            self._take(call, {"seq_length": "max_length"})
+            self.keys |= {"packing": True, "packing_strategy": "wrapped"}
         if name == "load_dataset" and first is not None:
             named = self.values.of(first)
             if named in ("json", "csv", "parquet", "text"):  # what reads the files that it is given

@@ -172,6 +172,11 @@ def file_kind(named: str) -> str | None:
     return {".jsonl": "json"}.get(ending, ending[1:]) if ending in TEXTS else None
 
 
+def listed(value: Any) -> list[Any]:
+    """Return a list as it is, and none of anything else."""
+    return value if isinstance(value, list) else []
+
+
 def mapping_in(value: Any, *path: str) -> Mapping[str, Any]:
     """Return the mapping at the end of a path of keys; {} where there is none."""
     for key in path:
@@ -242,9 +247,7 @@ def rendered(name: str, keys: Mapping[str, Any], head: list[str]) -> str:
 
         return json.dumps(keys, indent=2) + "\n"
     comment = "".join(f"# {line}\n" for line in head)
-    if name.endswith(".toml"):
-        return comment + _toml(keys)
-    return comment + _yaml(keys)
+    return comment + _toml(keys) if name.endswith(".toml") else comment + _yaml(keys)
 
 
 def head(run: Run, sheet: Sheet, facts: Mapping[str, Any], *, main: bool) -> list[str]:

@@ -260,11 +260,11 @@ def precision(run: Run) -> dict[str, Any]:
     return {"bf16": run.autocast == "bf16"} | ({"fp16": True} if run.autocast == "fp16" else {})
 
 
-def checkpointing_row(*, default: bool, reentrant: bool) -> Row:
+def checkpointing_row(moves: str = "", *, default: bool, reentrant: bool) -> Row:
     """Return the row of gradient checkpointing where the framework's defaults hold for every version."""
     return Row(
-        CHECKPOINTING_KEYS,
-        lambda reading: read_checkpointing(reading, default=default, reentrant=reentrant),
+        f"{CHECKPOINTING_KEYS} {moves}",
+        lambda reading: read_checkpointing(reading, moves, default=default, reentrant=reentrant),
         checkpointing,
     )
 
@@ -272,8 +272,8 @@ def checkpointing_row(*, default: bool, reentrant: bool) -> Row:
 CHECKPOINTING_KEYS = " ".join(f"{name} {name}_kwargs" for name in _CHECKPOINTING)
 
 
-def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> None:
-    """Read gradient checkpointing, unsloth's and Axolotl's words for offloading included."""
+def read_checkpointing(reading: Reading, moves: str = "", *, default: bool, reentrant: bool) -> None:
+    """Read gradient checkpointing, words for offloading included, or the key `moves` that asks for it."""
     key = reading.which(*_CHECKPOINTING)
     word = reading.text(key, str(default))
     if key in FIELDS and word in FIELDS[key].options:  # an override: the key bears our field's name
@@ -281,6 +281,8 @@ def read_checkpointing(reading: Reading, *, default: bool, reentrant: bool) -> N
     else:
         offloads = word in ("unsloth", "offload", "offload_disk")
         kind = "offload" if offloads else "full" if flag(key, word) else "none"
+    if moves and reading.flag(moves):  # without checkpointing, too, where nothing is computed again
+        kind, key = "offload", moves
     reading.set("activation_checkpointing", kind, key)
     named = reading.which(*(f"{name}_kwargs" for name in _CHECKPOINTING))
     stated = mapping_in(reading.get(named)).get("use_reentrant")
@@ -326,9 +328,10 @@ def _read_duration(reading: Reading) -> None:
     steps = number(-1, 1e10)("max_steps", reading.get("max_steps", -1))
     if steps > 0:
         reading.set("max_steps", int(steps), "max_steps")
-    saves = {"epoch": 1.0, "no": 0.0, "false": 0.0}.get(reading.text("save_strategy"))
+    never = reading.text("save_steps") == "0" and reading.text("save_strategy", "steps") == "steps"
+    saves = {"epoch": 1.0, "no": 0.0, "false": 0.0}.get("no" if never else reading.text("save_strategy"))
     if saves is not None:
-        reading.set("saves_per_epoch", saves, "save_strategy")
+        reading.set("saves_per_epoch", saves, "save_strategy", "save_steps")
     elif reading.stated("save_steps"):
         reading.take("save_steps", "save_steps")
     for name, field in (("save_total_limit", "saves_kept"), *EVALUATED.items()):
@@ -370,14 +373,14 @@ def batch_rows(micro_batch_size: int) -> tuple[Row, ...]:
 
 def liger_row() -> Row:
     """Return the row of the fused kernels; without them the loss is of whole logits."""
-    return Row("use_liger_kernel", lambda reading: read_liger(reading, "full_logits"), liger)
+    return Row("use_liger_kernel use_liger", lambda reading: read_liger(reading, "full_logits"), liger)
 
 
 def read_liger(reading: Reading, loss: str, *loss_keys: str, fuses_loss: bool = True) -> None:
     """Read the fused kernels and, where they do not say, how the loss is computed."""
-    on = reading.flag("use_liger_kernel")
-    reading.set("kernels", ["liger"] if on else [], "use_liger_kernel")
-    reading.set("loss", "fused" if on and fuses_loss else loss, "use_liger_kernel", *loss_keys)
+    on = reading.flag(key := reading.which("use_liger_kernel", "use_liger"))  # TRL's until 0.16
+    reading.set("kernels", ["liger"] if on else [], key)
+    reading.set("loss", "fused" if on and fuses_loss else loss, key, *loss_keys)
 
 
 def liger(run: Run) -> dict[str, Any]:

@@ -45,7 +45,7 @@ _AS_DPO, _AS_GRPO = ("kto", "orpo", "cpo", "simpo"), ("rloo", "online_dpo")
 _WHOLE_LOGITS = ("orpo", "cpo", "simpo", "online_dpo")  # to this day (1.16)
 _NAMED = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|orpo|cpo|simpo)(?![a-z])")
 _QUANTIZED = ("load_in_4bit", "load_in_8bit")
-_NOT_MODELLED = ("rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora",
+_NOT_MODELLED = ("accelerate_config", "rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora",
                  "exclude_modules", "label_smoothing_factor", "auto_find_batch_size")  # fmt: skip
 _STRATEGIES = {
     **dict.fromkeys(("bfd", "bfd_split", "bfd-requeue"), "best_fit_decreasing"),
@@ -259,9 +259,8 @@ def _read_precision(reading: Reading) -> None:
 
 def _read_checkpointing(reading: Reading) -> None:
     reentrant = reading.before(5, 0) if reading.format is TRAINER else reading.before(0, 23)
-    trainer_keys.read_checkpointing(reading, default=_since(reading, 0, 23), reentrant=reentrant)
-    if reading.flag("activation_offloading"):
-        reading.set("activation_checkpointing", "offload", "activation_offloading")
+    default = _since(reading, 0, 23)
+    trainer_keys.read_checkpointing(reading, "activation_offloading", default=default, reentrant=reentrant)
 
 
 def _checkpointing(run: Run) -> dict[str, Any]:

@@ -261,9 +261,7 @@ def _samples(asked: Run, dice: random.Random) -> Iterator[list[int]]:
 
 
 def _tokenizer(run: Run) -> Any:
-    if run.tokenizer is None:
-        return None
-    return load_tokenizer(tokenizer_file(run.tokenizer))
+    return None if run.tokenizer is None else load_tokenizer(tokenizer_file(run.tokenizer))
 
 
 def _written(writer: Any, tokens: list[int]) -> Prompt:

@@ -433,8 +433,8 @@ def _divided(run: Run) -> bool:
 def _as_computed(run: Run) -> Run:
     if not _divided(run):
         return run
-    if run.sharding.startswith("zero") and run.method != "gptq_lora" and run.autocast != "fp16":
-        half = "fp16" if run.weights_dtype == "fp16" else "bf16"  # DeepSpeed's fp16 mode, else its bf16 mode
+    if run.sharding.startswith("zero") and run.method != "gptq_lora":
+        half = "fp16" if "fp16" in (run.weights_dtype, run.autocast) else "bf16"  # DeepSpeed's mode
         changes = {"adapter_dtype": half} if run.trains_adapters else {"weights_dtype": half}
         return run.replace(autocast="none", **changes)
     if keeps_fp32_shards(run):

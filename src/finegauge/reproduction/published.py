@@ -161,9 +161,7 @@ def law_line(label: str, whose: str, law: Law, mode: str, most: int) -> Series:
 
 def error_text(ours: float | None, theirs: float | None) -> str:
     """Return "+12 %", how far ours is from theirs; "-" where one is not known."""
-    if ours is None or not theirs:
-        return "-"
-    return f"{100 * (ours / theirs - 1):+.0f} %"
+    return "-" if ours is None or not theirs else f"{100 * (ours / theirs - 1):+.0f} %"
 
 
 GPUS = {

@@ -68,6 +68,12 @@ def test_mixed_precision_keeps_fp32_shards_and_computes_in_16_bit() -> None:
     assert mixed.phase_memory_bytes.parts[checkpoints] == plain.phase_memory_bytes.parts[checkpoints]
 
 
+@pytest.mark.parametrize("half", ["bf16", "fp16"])
+def test_deepspeed_computes_in_16_bits_whole(half: str) -> None:
+    mixed = step(num_gpus=8, sharding="zero2", weights_dtype="fp32", autocast=half)
+    assert at_rest(mixed) == at_rest(step(num_gpus=8, sharding="zero2", weights_dtype=half))
+
+
 def test_the_optimizers_peak_of_mistral_under_fsdp() -> None:
     """fms-acceleration: 33.738 GiB on each of two A100, micro-batch 2 of 4,096 tokens."""
     fields: dict[str, Any] = {"model": "mistral-7b-v0.1", "seq_len": 4096, "micro_batch_size": 2}

@@ -191,9 +191,7 @@ def _convolution(operator: Operator, *, backward: bool) -> tuple[float, float]:
 def _looked_up(operator: Operator) -> float:
     """Return the elements that a look-up copies: the rows asked for, each of the table's width."""
     shapes = [shape for shape in operator.shapes if shape]
-    if len(shapes) < 2:
-        return 0.0
-    return float(prod(shapes[-1]) * prod(shapes[0][1:]))
+    return 0.0 if len(shapes) < 2 else float(prod(shapes[-1]) * prod(shapes[0][1:]))
 
 
 def _growth(operator: Operator) -> float:

@@ -177,9 +177,7 @@ def _operator(event: Mapping[str, Any]) -> Operator:
 
 def _shape(dims: Any) -> tuple[int, ...]:
     """Return the shape of one input; a list of tensors becomes the elements of all of them."""
-    if dims and isinstance(dims[0], list):
-        return (sum(map(prod, dims)),)
-    return tuple(dims)
+    return (sum(map(prod, dims)),) if dims and isinstance(dims[0], list) else tuple(dims)
 
 
 def _kernel(

@@ -249,9 +249,7 @@ def causal_pairs(length: int, window: int | None) -> float:
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype)
+    return mask if mask is None or mask.dtype != torch.bool else torch.zeros_like(mask, dtype=dtype)
 
 
 def _round_up(number: int, multiple: int) -> int:

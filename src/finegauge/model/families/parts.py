@@ -417,6 +417,4 @@ def rotary_fraction(f: Figures) -> float:
 def window_of(f: Figures, key: str = "sliding_window") -> int | None:
     """Return the sliding window under `key`, None where it is no narrower than the longest sequence."""
     window, positions = f.optional(key), f.optional("max_position_embeddings")
-    if window is None or (positions is not None and window >= positions):
-        return None
-    return window
+    return None if window is None or (positions is not None and window >= positions) else window
