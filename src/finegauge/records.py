@@ -61,7 +61,7 @@ else:
         def _constructor(cls):
             """Compile the constructor of the class, which checks what it is given."""
             owner = next(each for each in cls.__mro__ if "_fields" in each.__dict__)
-            names = "".join([f"{field}," for field in cls._fields])
+            names = ",".join([*cls._fields, ""])
             made = eval(f"lambda _cls, {names}: _new(_cls, ({names}))", {"_new": tuple.__new__})
             made.__name__, made.__qualname__ = "__new__", f"{owner.__qualname__}.__new__"
             made.__defaults__ = tuple(cls._field_defaults.values()) or None

@@ -53,7 +53,7 @@ def test_geforce_cards_do_not_write_to_each_other(name: str, allowed: bool) -> N
 
 def test_a_timed_fabric_is_that_of_a_gpu_of_the_catalogue() -> None:
     for one in fabrics():
-        assert not one.is_timed or one.name in gpus()
+        assert not one.architecture or one.name in gpus()
         assert 0 < one.median_error_fraction < 0.12
         assert 0.3 < one.ring_fraction < 1.0
         assert 0.3 < one.exchange_fraction < 1.0

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from finegauge.answers import Rules
 from finegauge.answers.changes import ChangedRun, Current, Exported, changed_run, current
 from finegauge.errors import FineGaugeError
-from finegauge.planning.capacity import max_micro_batch_size
 from finegauge.planning.plan import Plan, changes
 from finegauge.planning.quote import Outcome, Quote
 from finegauge.planning.selection import Wanted
@@ -307,6 +306,8 @@ def _lengths(run: Run) -> list[int]:
 
 
 def _with(run: Run, method: str, place: dict[str, Any], lengths: Sequence[int]) -> FitsWith:
+    from finegauge.planning.capacity import max_micro_batch_size
+
     way = method, place["sharding"], place["cpu_offload"], place.get("kernels", ())
     try:
         asked = run.replace(

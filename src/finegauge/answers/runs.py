@@ -5,15 +5,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from finegauge.catalogue.gpus import THIS, counted, gpu, gpus, is_file, smaller, this_gpu
 from finegauge.errors import InputError, UnsupportedError
-from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, FROM_MODEL_ALONE, FROM_THIS_MACHINE, Run
+from finegauge.run.run import (
+    FROM_COMMAND_LINE,
+    FROM_COPY_TOO_LARGE,
+    FROM_DEFAULT,
+    FROM_MODEL_ALONE,
+    FROM_MODEL_TOO_LARGE,
+    FROM_THIS_MACHINE,
+    Run,
+)
 
 if TYPE_CHECKING:
     from finegauge.progress import Heard
 
 Unnamed = Literal["all", "one", "none"]
 FROM_COMMON = "one of the common GPUs"
-FROM_MODEL_TOO_LARGE = "default of a model alone: LoRA does not fit"
-FROM_COPY_TOO_LARGE = "default of a model alone: a copy on each GPU does not fit"
 # Used where neither the run nor the question names one: from a cheap card to a large one.
 COMMON_GPUS = ("L4", "RTX-4090", "A40", "L40S", "A100-40GB", "A100-80GB", "H100", "H200")
 

@@ -181,8 +181,11 @@ def _asked(name: str) -> str:
 
 @cache
 def _of_user(folder: str) -> Mapping[str, Dataset]:
-    found = [_user_dataset(row, path) for path, row in user_rows(folder, "datasets")]
-    return {_fold(key): each for each in found for key in (each.name, *each.aliases)}
+    found: dict[str, Dataset] = {}
+    for path, row in user_rows(folder, "datasets"):
+        each = _user_dataset(row, path)
+        found |= dict.fromkeys(map(_fold, (each.name, *each.aliases)), each)
+    return found
 
 
 @cache

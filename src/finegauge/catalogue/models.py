@@ -8,7 +8,7 @@ multi-token prediction that the class does not build).
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -151,16 +151,14 @@ def _figures(line: str) -> ModelFigures:
 
 @cache
 def _user_models(folder: str) -> Mapping[str, ModelFigures]:
-    read = _read_user_models(folder)
-    return {key.casefold(): figures for figures in read for key in (figures.name, *figures.aliases)}
-
-
-def _read_user_models(folder: str) -> Iterator[ModelFigures]:
+    found: dict[str, ModelFigures] = {}
     for path, row in user_rows(folder, "models"):
         given = checked_row(row, path, ModelFigures.__annotations__, required=("name", "config"))
         given["config"] = _checked_config(given["config"], path)
         counted = "user" if "parameters" in given else ""
-        yield _read_here(path)._replace(**{"parameters_from": counted, **given})
+        figures = _read_here(path)._replace(**{"parameters_from": counted, **given})
+        found |= dict.fromkeys(map(str.casefold, (figures.name, *figures.aliases)), figures)
+    return found
 
 
 def _from_file(path: str, name: str) -> ModelFigures:

@@ -111,7 +111,7 @@ class Fabric(NamedTuple):
     """What a collective takes over one kind of link."""
 
     name: str  # the GPU that was timed; else the kind of link
-    architecture: str
+    architecture: str  # of that GPU; "" where it is put together from several
     link: str  # NVLink | PCIe | xGMI
     base_s: float  # before the first byte
     hop_s: float  # of each step after it
@@ -126,11 +126,6 @@ class Fabric(NamedTuple):
     source: str
     checked: str
     notes: str
-
-    @property
-    def is_timed(self) -> bool:
-        """Return whether it was timed on one GPU, rather than put together from several."""
-        return bool(self.architecture)
 
 
 def fabrics() -> tuple[Fabric, ...]:
@@ -157,7 +152,7 @@ def fabric(gpu: GpuSpec, link: str) -> Fabric:
 @cache
 def common(link: str) -> Fabric:
     """Return what is known of all machines with such links together."""
-    return next(one for one in fabrics() if one.link == link and not one.is_timed)
+    return next(one for one in fabrics() if one.link == link and not one.architecture)
 
 
 class Host(NamedTuple):

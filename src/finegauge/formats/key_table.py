@@ -431,7 +431,10 @@ class Reading:
         if field == "model" and isinstance(value, list):
             words = shown(" ".join(map(str, value)))
             raise FieldError(f"{self.file_name}: {words} is no model's name; add model=NAME.")
-        self.fields[field] = self._model_here(value) if field == "model" and isinstance(value, str) else value
+        if field == "model" and isinstance(value, str):  # a folder that is not here is the catalogue's model
+            value, warning = model_names.here(value)
+            self.warnings += [warning] if warning else []
+        self.fields[field] = value
         if not self.overrides.keys().isdisjoint(keys):
             self.origins[field] = FROM_COMMAND_LINE
         elif any(self._walk(key) is not None for key in keys):
@@ -446,12 +449,6 @@ class Reading:
     def warn(self, sentence: str) -> None:
         """Note a warning."""
         self.warnings.append(sentence)
-
-    def _model_here(self, named: str) -> str:
-        """Return a model's folder that is not here as the catalogue's of that name, with a warning."""
-        found, warning = model_names.here(named)
-        self.warnings += [warning] if warning else []
-        return found
 
     def need_model(self, key: str = "") -> str:
         """Return the model.

@@ -34,7 +34,7 @@ from finegauge.model.op_builder import OpBuilder, is_passive, last_layers, lendi
 from finegauge.model.weights import Weights, weights_of
 from finegauge.records import NamedTuple
 from finegauge.run.field import version_numbers
-from finegauge.run.phases import Images, division_by, images_of, micro_steps, num_updates, tiles_loss
+from finegauge.run.phases import Images, division_by, micro_steps, num_updates, seen_by, tiles_loss
 from finegauge.run.rules import ATTENTION_KERNELS, FSDP, INFERENCE, OFF_PROJECTIONS, RL, SERVING, WHOLE_LAYERS
 from finegauge.run.run import Run
 
@@ -324,8 +324,8 @@ def _towards_the_input(run: Run, model: Architecture, *, trains: bool) -> dict[s
 
     `trains`: the text's own weights do.
     """
-    images, adapters = images_of(run), run.trains_adapters
-    encoder = model.tower if model.tower and model.tower.encoder else None
+    images = tuple(Images(number * seen.crops, seen.patches) for number, seen in seen_by(run))
+    adapters, encoder = run.trains_adapters, model.tower if model.tower and model.tower.encoder else None
     if encoder:
         images = (Images(1.0, encoder.rows or run.seq_len),)
     checkpointing = run.activation_checkpointing != "none"
@@ -498,7 +498,7 @@ def _in_order(kinds: list[tuple[str, tuple[Op, ...]]], met: list[tuple[int, int]
 
 def _lowered(model: Architecture, low: Lowering) -> Iterator[tuple[Layer, int, Lowering]]:
     trained = last_layers(model, low.last_layers) if low.last_layers else []
-    left = sum([count for _, count in model.layers]) - sum([count for _, count in trained])
+    left = model.num_layers - sum([count for _, count in trained])
     for layer, count in model.layers:
         if frozen := min(count, left):
             yield layer, frozen, low

@@ -5,7 +5,7 @@ pairs P = sum of S²), so it is a polynomial in (B, S), a whole graph is a matri
 million batches are one matrix product.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from finegauge.arithmetic import largest, smallest, where
@@ -192,3 +192,11 @@ class Op(NamedTuple):
         for name in ("saved_bytes", "live_forward_bytes", "live_backward_bytes", "passing_bytes"):
             changed[name] = change(getattr(self, name))
         return self._replace(lingering_bytes=change(self.lingering_bytes), **changed)
+
+
+def saved_bytes(ops: Sequence[Op], extents: Extents) -> float:
+    """Return the bytes that autograd keeps because of `ops`."""
+    total = 0.0
+    for op in ops:
+        total = total + op.saved_bytes.at(extents)
+    return total

@@ -292,26 +292,25 @@ def _all_tensors(model: Architecture, low: Lowering) -> Iterator[tuple[Tensor, i
 
 def _adapters(model: Architecture, low: Lowering) -> tuple[list[Trained], float]:
     """Return what trains beside each adapted projection, and the bytes of adapters that do not train."""
-    # projection, its kind, its block, ranks that one pair holds of all experts, how many pairs
-    found: list[tuple[Linear, str, str, int, float]] = []
+    # its lowering, projection, its kind, its block, ranks that one pair holds of all experts, how many pairs
+    found: list[tuple[Lowering, Linear, str, str, int, float]] = []
     for layer, count in model.layers:
         for mixer, *_ in layer.branches[layer.borrowed if layer.again else 0 :]:
             if uses := getattr(mixer, "uses", None):  # of a traced layer
-                found += [(u.linear, u.linear.kind, u.part, 1, u.share * u.groups * count) for u in uses]
+                found += [(low, u.linear, u.linear.kind, u.part, 1, u.share * u.groups * count) for u in uses]
                 continue
             for linear, kind in linears_of(mixer, fused_experts=low.fused_experts):
                 many = mixer.num_experts if isinstance(mixer, MixtureOfExperts) and kind == "experts" else 1
                 fused = many if low.fused_experts else 1
-                found.append((linear, kind, mixer.path, fused, count * many / fused))
-    found += [(linear, "linear", "embedding", 1, 1) for linear in model.outer_linears]
+                found.append((low, linear, kind, mixer.path, fused, count * many / fused))
+    found += [(low, linear, "linear", "embedding", 1, 1) for linear in model.outer_linears]
     if model.head is not None:
-        found.append((model.head, "head", "head", 1, 1))
+        found.append((low, model.head, "head", "head", 1, 1))
     trained, frozen, shapes = list[Trained](), 0.0, list[Shape]()
-    every = [(low, *one) for one in found]
     for step in model.tower.parts if model.tower else ():
         own = tower_lowering(low, projector=step.projector)
-        every += [(own, linear, linear.kind, block, 1, step.count) for linear, block in part_linears(step)]
-    for own, linear, kind, part, fused, pairs in every:
+        found += [(own, linear, linear.kind, block, 1, step.count) for linear, block in part_linears(step)]
+    for own, linear, kind, part, fused, pairs in found:
         if rank := own.rank(linear, kind, part) * fused:
             form = own.form(linear, part, rank)
             trained += [Trained(shape, low.adapter_bytes, pairs) for shape in form.trained]

@@ -455,18 +455,17 @@ class Engine:
         """Return the micro-batches of the slowest ranks, [micro-batch and layout, 1]; None if alike."""
         import numpy
 
-        run, layouts = members[0][0].run, [layout for layout, _ in members]
-        degrees = tuple([layout.run.data_parallel for layout in layouts])
+        run, degrees = members[0][0].run, tuple([layout.run.data_parallel for layout, _ in members])
         key = id(batching), degrees, meets_every_micro_batch(run), run.context_parallel
         if key not in self._slowest:
             found: list[Extents] = []
             for size, shape in zip(batching.sizes, batching.shapes, strict=True):
-                for layout in layouts:
+                for layout, _ in members:
                     steps = max(1, batching.rows_per_step // (size * layout.run.data_parallel))
                     own = variant(layout.run, micro_batch_size=size, gradient_accumulation_steps=steps)
                     found.append(slowest_extents(own, shape))
             slowest: Any = numpy.array(found, dtype=float)
-            means: Any = numpy.repeat(numpy.hstack(batching.mean), len(layouts), axis=0)
+            means: Any = numpy.repeat(numpy.hstack(batching.mean), len(members), axis=0)
             alike = (slowest == means).all()
             self._slowest[key] = None if alike else Extents(*[one[:, None] for one in slowest.T])
         return self._slowest[key]

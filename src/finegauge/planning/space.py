@@ -396,8 +396,8 @@ def _batching(run: Run, rows: int, sizes: tuple[int, ...], ranks: int, *, depend
     whole = _columns([(batch.samples, batch.steps_total, epochs_of(run, batch)) for batch in found])
     return Batching(
         sizes=sizes,
-        mean=Extents(*_columns([mean_extents(batch) for batch in found])),
-        longest=Extents(*_columns([longest_extents(batch) for batch in found])),
+        mean=Extents(*_columns(map(mean_extents, found))),
+        longest=Extents(*_columns(map(longest_extents, found))),
         samples=whole[0],
         shapes=tuple(found),
         rows_per_step=rows,
@@ -408,10 +408,10 @@ def _batching(run: Run, rows: int, sizes: tuple[int, ...], ranks: int, *, depend
     )
 
 
-def _columns(rows: Sequence[Sequence[Any]]) -> list[Any]:
+def _columns(rows: Iterable[Sequence[Any]]) -> list[Any]:
     import numpy
 
-    return [column[:, None] for column in numpy.array(rows, dtype=float).T]
+    return [column[:, None] for column in numpy.array([*rows], dtype=float).T]
 
 
 def nearest_rows(wanted: float) -> int:

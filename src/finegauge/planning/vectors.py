@@ -13,6 +13,7 @@ array [machine] too, for a machine is one layout of a family on one offer. The f
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import nan
 from typing import Any
 
@@ -347,16 +348,15 @@ def column(numbers: Sequence[float], places: Any = None) -> Any:
 
 
 def _stacked_beside(each: Sequence[Beside]) -> Beside:
+    every, updates, messages, unit_bytes = zip(*each, strict=True)
     gathered: dict[str, Mapping[Path, Any]] = {}
-    for phase in dict.fromkeys([phase for one in each for phase in one.gathered]):
-        parts = [one.gathered.get(phase, {}) for one in each]
+    for phase in dict.fromkeys(chain(*every)):
+        parts = [one.get(phase, {}) for one in every]
         found: dict[Path, Any] = {}
-        for path in dict.fromkeys([path for part in parts for path in part]):
+        for path in dict.fromkeys(chain(*parts)):
             found[path] = column([part.get(path, 0.0) for part in parts])
         gathered[phase] = found
-    update = stacked(Update, [one.update for one in each])
-    messages = stacked(Messages, [one.messages for one in each])
-    return Beside(gathered, update, messages, column([one.unit_bytes for one in each]))
+    return Beside(gathered, stacked(Update, updates), stacked(Messages, messages), column(unit_bytes))
 
 
 class Costs(NamedTuple):

@@ -397,11 +397,14 @@ def exchanged(run: Run, share: Share, extents: Extents, runs: float) -> list[Col
 
 def _of_branches(graph: Graph, run: Run) -> float:
     """Return the share of branches whose sums run again because their module is checkpointed alone."""
-    branches = [
-        (branch.mixer.path, count) for layer, count in graph.model.layers for branch in layer.branches
-    ]
-    asked = run.recompute_modules if run.activation_checkpointing == "selective" else ()
-    return sum(count for path, count in branches if path in asked) / max(1, sum(n for _, n in branches))
+    if run.activation_checkpointing != "selective":
+        return 0.0
+    number = again = 0
+    for layer, count in graph.model.layers:
+        for branch in layer.branches:
+            number += count
+            again += count if branch.mixer.path in run.recompute_modules else 0
+    return again / max(1, number)
 
 
 def forward_messages(run: Run, share: Share, extents: Extents, *, sampled: float = 0.0) -> list[Collective]:

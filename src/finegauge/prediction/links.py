@@ -34,10 +34,9 @@ since 2.4   [4] vllm/distributed/device_communicators/custom_all_reduce.py, csrc
 
 from collections.abc import Sequence
 from math import ceil, inf, log2
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finegauge.arithmetic import every, largest, log, smallest, where
-from finegauge.catalogue.device_profile import UNITS, DeviceProfile, Reading
 from finegauge.catalogue.gpus import GpuSpec, interconnects
 from finegauge.catalogue.paths import (
     ETHERNET_BYTES_PER_S,
@@ -57,6 +56,9 @@ from finegauge.prediction.calibration import Calibration
 from finegauge.prediction.collectives import Collective
 from finegauge.prediction.model_parallel import by_tensors
 from finegauge.run.run import FROM_DEFAULT, Run
+
+if TYPE_CHECKING:
+    from finegauge.catalogue.device_profile import DeviceProfile, Reading
 
 LOG_2 = log(2.0)
 NEVER = 1.0  # second per byte
@@ -107,7 +109,7 @@ def work_of(kind: str, ranks: Any) -> tuple[Any, Any]:
             return ranks - 1, (ranks - 1) / ranks
 
 
-def links_of(profile: DeviceProfile) -> tuple[Link, ...]:
+def links_of(profile: "DeviceProfile") -> tuple[Link, ...]:
     """Return the fitted link of each kind of `profile`; none where it has no readings of collectives."""
     by_kind: dict[str, list[Reading]] = {}
     for one in profile.readings:
@@ -116,7 +118,7 @@ def links_of(profile: DeviceProfile) -> tuple[Link, ...]:
     return tuple(fitted(kind, readings) for kind, readings in by_kind.items())
 
 
-def fitted(kind: str, readings: Sequence[Reading]) -> Link:
+def fitted(kind: str, readings: "Sequence[Reading]") -> Link:
     """Return the latency and bandwidth that fit `readings` of one kind best."""
     rows = []
     for one in readings:
@@ -246,11 +248,6 @@ class Network(NamedTuple):
         """Return how many GPUs reach each other without the network: those of a host, or of a rack."""
         return self.node.num_gpus
 
-    @property
-    def intra_bytes_per_s(self) -> Any:
-        """Return bytes/s of one GPU in a ring of all those GPUs."""
-        return self.node.ring(self.node.num_gpus)
-
     @classmethod
     def of(cls, run: Run, gpu: GpuSpec, calibration: Calibration) -> "Network":
         """Return the network of `run`: what it states, else its provider, else what is usual for its GPU."""
@@ -277,12 +274,20 @@ class Network(NamedTuple):
 
     def in_turn(self, run: Run) -> bool:
         """Return whether units of FSDP2 are exchanged one by one beside nothing, as timed on processors."""
-        return by_tensors(run) and any(link.kind in UNITS.values() for link in self.links)
+        if not self.links or not by_tensors(run):
+            return False
+        from finegauge.catalogue.device_profile import UNITS
+
+        return any(link.kind in UNITS.values() for link in self.links)
 
     def seconds(self, message: Collective, *, unit: bool = False) -> float:
         """Return the seconds of one `message`; of a `unit` with all that FSDP2 does about it."""
         payload, ranks, span = message.payload_bytes, message.ranks, message.span
-        kind = UNITS.get(message.kind, message.kind) if unit else message.kind
+        kind = message.kind
+        if unit:
+            from finegauge.catalogue.device_profile import UNITS
+
+            kind = UNITS.get(kind, kind)
         for link in self.links:
             if link.kind == kind and every(span <= self.gpus_per_node):
                 return link.measured(payload, ranks)
@@ -341,7 +346,7 @@ class Network(NamedTuple):
 
     def _ring(self, ranks: Any, span: Any) -> Any:
         rings = smallest(self.gpus_per_node, span // ranks)  # that pass through the same network cards
-        return smallest(self.intra_bytes_per_s, self.inter_bytes_per_s / rings)
+        return smallest(self.node.ring(self.node.num_gpus), self.inter_bytes_per_s / rings)
 
 
 def _host_rates(run: Run, gpu: GpuSpec, ranks: int, calibration: Calibration) -> dict[str, float]:

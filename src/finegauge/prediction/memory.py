@@ -25,7 +25,7 @@ from finegauge.arithmetic import chosen, largest, place_of_largest, present, sma
 from finegauge.catalogue.gpus import CPU
 from finegauge.model.graph import Graph, LayerGraph
 from finegauge.model.layers import TowerPart
-from finegauge.model.op import ZERO, Extents, Op
+from finegauge.model.op import ZERO, Extents, Op, saved_bytes
 from finegauge.model.op_builder import is_adapter, is_passive
 from finegauge.model.weights import optimizer_scratch
 from finegauge.prediction.model_parallel import stream_degree
@@ -76,14 +76,6 @@ def worst(moments: Sequence[Moment]) -> Moment:
         return moments[place]
     kept, beside, made, _ = zip(*moments, strict=True)
     return Moment(chosen(kept, place), chosen(beside, place), chosen(made, place))
-
-
-def saved_bytes(ops: Sequence[Op], extents: Extents) -> float:
-    """Return the bytes that autograd keeps because of `ops`."""
-    total = 0.0
-    for op in ops:
-        total = total + op.saved_bytes.at(extents)
-    return total
 
 
 def gradient_bytes(ops: Sequence[Op]) -> float:
@@ -236,11 +228,12 @@ class _MicroBatch:
         width = model.hidden_size / stream_degree(run)
         self.stream = low.stream_bytes * width * extents.tokens
         self.entry = low.activation_bytes * width * extents.tokens  # what the first layer reads
-        learned = any("wpe" in one.name or "position" in one.name for one in model.embeddings[1:])
+        beside_words = " ".join([one.name for one in model.embeddings[1:]])
+        learned = "wpe" in beside_words or "position" in beside_words
         self.apart = self.entry if learned or "embedding" in low.numerics.dropout else 0.0
         named = learned and model.embedding_norm is None  # not inside a module, which is done before
         self.positions = low.activation_bytes * width * extents.longest_tokens if named else 0.0
-        if any("embed_positions" in one.name for one in model.embeddings[1:]):  # counted by the mask: OPT
+        if "embed_positions" in beside_words:  # counted by the mask: OPT
             self.positions = self.entry
         # frozen embeddings' output is made to need gradients: it stays until the step is done
         leaf = not low.weights_train and low.input_gradients and "embed_tokens" not in run.trainable_extra

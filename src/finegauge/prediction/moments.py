@@ -45,7 +45,7 @@ memory is the host's: what elsewhere is copied to the host is there already, and
 as allocated before any page of it has been read.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil
 
 from finegauge.catalogue.frameworks import framework_of
@@ -417,15 +417,14 @@ def shortages(
     found: Iterable[Moment], device_bytes: float, host_bytes: float | None, disk_bytes: float | None
 ) -> Iterator[Shortage]:
     """Yield what is short at which moment, in their order; None: how much there is, is not known."""
-    rooms: tuple[tuple[str, float | None, Callable[[Moment], float]], ...] = (
-        ("device", device_bytes, lambda one: one.device_bytes),
-        ("host", host_bytes, lambda one: one.host_bytes),
-        ("disk", disk_bytes, lambda one: one.disk_bytes),
-    )
     for one in found:
-        for what, room, needed in rooms:
-            if room is not None and needed(one) > room:
-                yield Shortage(one.moment, what, needed(one), room)
+        for what, needed_bytes, room_bytes in (
+            ("device", one.device_bytes, device_bytes),
+            ("host", one.host_bytes, host_bytes),
+            ("disk", one.disk_bytes, disk_bytes),
+        ):
+            if room_bytes is not None and needed_bytes > room_bytes:
+                yield Shortage(one.moment, what, needed_bytes, room_bytes)
 
 
 OUTSIDE = ("context", "NCCL", "slack")

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from finegauge.catalogue.frameworks import framework_of
 from finegauge.model.graph import Graph, LayerGraph, architecture_of
-from finegauge.model.op import ZERO, Extents, Op, per_token
+from finegauge.model.op import ZERO, Extents, Op, per_token, saved_bytes
 from finegauge.model.op_builder import CASTS, EXPERTS_CASTS, is_adapter, is_passive
 from finegauge.records import NamedTuple
 from finegauge.run.rules import WHOLE_LAYERS
@@ -208,7 +208,7 @@ def kinds_of(run: Run, graph: Graph, extents: Extents, stream: float) -> list[Ki
     places = {(group.kind, id(group.ops)): place for place, group in enumerate(graph.layers)}
     found = list[Kind]()
     for group, how in by_layer(run, [group for group in graph.layers if not group.passive]):
-        saved = sum([op.saved_bytes.at(extents) for op in split(run, how, group.ops)[0]], start=0.0)
+        saved = saved_bytes(split(run, how, group.ops)[0], extents)
         outlives = _outliving_bytes(run, group.ops, extents, stream)
         handed = _handed_on(run, graph, group.ops, extents)
         found.append(Kind(group, how, places[group.kind, id(group.ops)], saved, outlives, handed))
@@ -303,7 +303,7 @@ def _outliving_bytes(run: Run, ops: Ops, extents: Extents, stream: float) -> flo
         return 0.0
     if run.checkpointing_reentrant:
         return 2.0 * stream
-    return sum([op.saved_bytes.at(extents) for op in own[: last + 1]])
+    return saved_bytes(own[: last + 1], extents)
 
 
 def _handed_on(run: Run, graph: Graph, ops: Ops, extents: Extents) -> tuple[float, float]:
@@ -320,7 +320,7 @@ def _handed_on(run: Run, graph: Graph, ops: Ops, extents: Extents) -> tuple[floa
         2.0 * ops[names.index("k_proj")].forward.gemms[0].n * graph.lowering.returned_bytes * extents.tokens
     )
     made = [op for op in ops[: names.index("attention kernel")] if op is not ops[start[1]]]  # of the queries
-    rebuilt = 0.0 if run.checkpointing_reentrant else sum([op.saved_bytes.at(extents) for op in made])
+    rebuilt = 0.0 if run.checkpointing_reentrant else saved_bytes(made, extents)
     return width, width + rebuilt
 
 

@@ -459,7 +459,7 @@ def _on_stages(run: Run, whole: Graph, experts: float, ends: tuple[float, float]
     """
     each = [stage_shares(run, whole, ends, experts, stage) for stage in range(run.pipeline_parallel)]
     found = {shares: _weights_at_rest(run, whole, experts, shares) for shares in dict.fromkeys(each)}
-    return tuple([found[shares] for shares in each])
+    return tuple(map(found.__getitem__, each))
 
 
 def _weights_at_rest(run: Run, whole: Graph, experts: float, shares: tuple[float, float, float]) -> Weights:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from finegauge.answers.plan import AlternativePlan, Candidate, PlanAnswer, RaisedLimit, Winner
-from finegauge.answers.study import Way
 from finegauge.planning.selection import BEATEN, BUDGET, EQUAL_FRACTION, MEMORY, RISK, TIME, UNKNOWN
 from finegauge.prediction.time import TRAINED
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
@@ -297,6 +296,7 @@ def _named_front(answer: PlanAnswer) -> Iterator[tuple[Candidate, tuple[str, str
 
 def plan_front(answer: PlanAnswer) -> Plot | None:
     """Return the front as a figure; None where no price is known of it."""
+    from finegauge.answers.study import Way
     from finegauge.render.plots.many_runs import front_plot
 
     spot = answer.wanted.spot

@@ -1,10 +1,8 @@
 """Parts of reports about runs: verdict, subject, tiles, bars, offers, inputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from finegauge.answers.estimate import GpuEstimate
-from finegauge.answers.runs import FROM_COPY_TOO_LARGE, FROM_MODEL_TOO_LARGE
 from finegauge.planning.quote import OfferCost
 from finegauge.prediction.uncertainty import FITS, RISKY, WILL_NOT_FIT
 from finegauge.profile import Breakdown, Interval, Path, Profile
@@ -13,8 +11,11 @@ from finegauge.render.report import Bar, BarPart, Note, Table, Text, Tile, Toned
 from finegauge.run.options import PHASES, SHARDING
 from finegauge.run.phases import group_size
 from finegauge.run.rules import LORA_FIELDS, RL, unused_by
-from finegauge.run.run import Run
+from finegauge.run.run import FROM_COPY_TOO_LARGE, FROM_MODEL_TOO_LARGE, Run
 from finegauge.units import GIB, HOUR_S, count, gib
+
+if TYPE_CHECKING:
+    from finegauge.answers.estimate import GpuEstimate
 
 WORDS = {FITS: "Fits", RISKY: "Risky", WILL_NOT_FIT: "Will not fit"}
 TONES = {FITS: "good", RISKY: "risky", WILL_NOT_FIT: "bad"}
@@ -52,7 +53,7 @@ def gpus_text(gpu: str, number: int) -> str:
     return f"{number} x {gpu}" if number > 1 else gpu
 
 
-def headlines(found: Sequence[GpuEstimate]) -> Text:
+def headlines(found: "Sequence[GpuEstimate]") -> Text:
     """Return the verdicts on several GPUs, by name."""
     parts: list[str] = []
     for verdict, word in WORDS.items():
@@ -63,7 +64,7 @@ def headlines(found: Sequence[GpuEstimate]) -> Text:
     return (*parts, ".")
 
 
-def headline(one: GpuEstimate) -> Text:
+def headline(one: "GpuEstimate") -> Text:
     """Return "Fits: 19.8 GiB [18.9–21.4] of 44.4 GiB on A40, P(OOM) 2 %.", and which micro-batch is safe."""
     needed = fmt.gib_interval(one.device_memory_bytes, one.profile.source.memory_interval)
     chance = fmt.probability(one.out_of_memory_fraction)
@@ -74,7 +75,7 @@ def headline(one: GpuEstimate) -> Text:
 ROOMS = {"device": "GPU memory", "host": "host memory of a node", "disk": "disk"}
 
 
-def _batches(one: GpuEstimate) -> str:
+def _batches(one: "GpuEstimate") -> str:
     short, fits_a_step = one.shortage, one.device_memory_bytes <= one.capacity_bytes
     if fits_a_step and short is not None and (short.moment, short.what) != ("train", "device"):
         amounts = f"{gib(short.needed_bytes)} of {gib(short.room_bytes)}"
@@ -131,7 +132,7 @@ def subject(run: Run) -> str:
     return " · ".join(parts)
 
 
-def tiles(one: GpuEstimate) -> Iterator[Tile]:
+def tiles(one: "GpuEstimate") -> Iterator[Tile]:
     """Yield the figures that a decision is made by; of a run that will not fit, there is no bill."""
     profile, quote = one.profile, one.quote
     sign = "≥ " if one.is_at_limit else ""
@@ -193,7 +194,7 @@ def seller(offer: OfferCost) -> str:
     return offer.provider if usual else f"{offer.provider} {offer.tier}"
 
 
-def gpu_table(found: Sequence[GpuEstimate]) -> Table:
+def gpu_table(found: "Sequence[GpuEstimate]") -> Table:
     """Return a row per GPU; time and cost are of the run as asked, so a run that fails has none."""
     return Table(
         "Does it fit, how long does it take, what does it cost",
@@ -203,32 +204,30 @@ def gpu_table(found: Sequence[GpuEstimate]) -> Table:
     )
 
 
-def usual(found: Sequence[GpuEstimate]) -> GpuEstimate:
+def usual(found: "Sequence[GpuEstimate]") -> "GpuEstimate":
     """Return the first estimate as it was meant: LoRA, a copy on each GPU, where a model alone fits so."""
-    return min(found, key=lambda one: (_is_smaller(one), _is_sharded(one)))
+    return min(found, key=_instead)
 
 
-def _is_smaller(one: GpuEstimate) -> bool:
-    return one.run.origins.get("method") == FROM_MODEL_TOO_LARGE
+def _instead(one: "GpuEstimate") -> tuple[bool, bool]:
+    """Return whether a model alone got another method, and whether it is sharded, because it did not fit."""
+    origins = one.run.origins
+    return origins.get("method") == FROM_MODEL_TOO_LARGE, origins.get("sharding") == FROM_COPY_TOO_LARGE
 
 
-def _is_sharded(one: GpuEstimate) -> bool:
-    return one.run.origins.get("sharding") == FROM_COPY_TOO_LARGE
-
-
-def method_notes(found: Sequence[GpuEstimate]) -> Iterator[Note]:
+def method_notes(found: "Sequence[GpuEstimate]") -> Iterator[Note]:
     """Yield which GPUs have another method or sharding than the others, of a model alone."""
-    smaller = [str(one.gpu) for one in found if _is_smaller(one)]
-    sharded = [str(one.gpu) for one in found if _is_sharded(one)]
-    for gpus, says in (
-        (smaller, "with QLoRA in place of LoRA, which is not safe there"),
-        (sharded, "sharded by FSDP, for a copy on each GPU is not safe there"),
-    ):
+    why = (
+        "with QLoRA in place of LoRA, which is not safe there",
+        "sharded by FSDP, for a copy on each GPU is not safe there",
+    )
+    for place, says in enumerate(why):
+        gpus = [str(one.gpu) for one in found if _instead(one)[place]]
         if 0 < len(gpus) < len(found):
             yield Note(f"On {', '.join(gpus)} {says}.", tone="risky")
 
 
-def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
+def _gpu_row(one: "GpuEstimate") -> tuple[str, ...]:
     profile, quote = one.profile, one.quote
     memory = fmt.gib_of(one.device_memory_bytes, one.capacity_bytes)
     most = f"{'≥' if one.is_at_limit else ''}{one.max_micro_batch_size:,}"
@@ -251,14 +250,14 @@ def _gpu_row(one: GpuEstimate) -> tuple[str, ...]:
     )
 
 
-def _bound(one: GpuEstimate) -> str:
+def _bound(one: "GpuEstimate") -> str:
     """Return "≤" where nothing says how long the samples are, so that each is taken as seq_len long."""
     run, known = one.run, one.quote is not None and one.quote.wall_s is not None
     unsure = run.dataset is None and run.phase == "sft" and not run.packing and run.padding != "max"
     return "≤" if unsure and known else ""
 
 
-def moments_table(one: GpuEstimate) -> Table:
+def moments_table(one: "GpuEstimate") -> Table:
     """Return what each moment of the job takes at its peak."""
     rows = tuple(
         (
@@ -270,14 +269,15 @@ def moments_table(one: GpuEstimate) -> Table:
     return Table("Every moment, GiB at its peak", ("moment", "GPU", "host of a node", "disk"), rows, indent=2)
 
 
-def moments_note(one: GpuEstimate) -> Note:
+def moments_note(one: "GpuEstimate") -> Note:
     """Return the peaks of the moments in a line: of the GPU each, of the node and the disk the most."""
     device = ", ".join(f"{fmt.digits(each.device_bytes / GIB)} {each.moment}" for each in one.moments)
-    host, disk = (max(getattr(each, f"{what}_bytes") for each in one.moments) for what in ("host", "disk"))
+    host = max(each.host_bytes for each in one.moments)
+    disk = max(each.disk_bytes for each in one.moments)
     return Note(f"{device} GiB; host of a node {gib(host)}, disk {gib(disk)}.", label="Moments")
 
 
-def _amount_at(one: GpuEstimate, moment: str, what: str, amount_bytes: float) -> Text:
+def _amount_at(one: "GpuEstimate", moment: str, what: str, amount_bytes: float) -> Text:
     short = one.shortage
     fails = short is not None and (short.moment, short.what) == (moment, what)
     return Toned(fmt.digits(amount_bytes / GIB), "bad") if fails else fmt.digits(amount_bytes / GIB)
@@ -387,7 +387,7 @@ def waits_notes(profile: Profile) -> tuple[Note, ...]:
     return (Note(said), *([Note(waiting)] if at_once < rows else []))
 
 
-def rollout_notes(one: GpuEstimate) -> tuple[Note, ...]:
+def rollout_notes(one: "GpuEstimate") -> tuple[Note, ...]:
     """Return what the rollout engine takes, its answers at once, and what the trainer needs beside it."""
     found = one.rollout
     if found is None:
@@ -447,7 +447,7 @@ def assumed(run: Run) -> list[str]:
     return [f"{', '.join(items)} ({origin})" for origin, items in by_origin.items()]
 
 
-def basis_notes(one: GpuEstimate, defaults: Sequence[str]) -> Iterator[Note]:
+def basis_notes(one: "GpuEstimate", defaults: Sequence[str]) -> Iterator[Note]:
     """Yield the assumptions of the answer, warnings about the run, and the calibration."""
     texts = (*defaults, *one.profile.source.assumptions)
     if texts:

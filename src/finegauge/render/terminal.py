@@ -64,14 +64,9 @@ def section_lines(part: Section) -> list[str]:
         elif isinstance(block, Bar):
             lines += bar_lines(block)
         elif isinstance(block, Note):
-            lines += note_lines(block)
+            label = f"{_paint(block.label, 'bold')}  " if block.label else ""
+            lines += wrapped(label + painted(block.text, block.tone), indent="  ")
     return lines
-
-
-def note_lines(note: Note) -> list[str]:
-    """Return a note behind its label."""
-    label = f"{_paint(note.label, 'bold')}  " if note.label else ""
-    return wrapped(label + painted(note.text, note.tone), indent="  ")
 
 
 def table_lines(table: Table, most: int = 0) -> list[str]:
@@ -85,7 +80,7 @@ def table_lines(table: Table, most: int = 0) -> list[str]:
     last = len(table.headings) - 1
     heads = [heading.rpartition("\n")[::2] for heading in table.headings]
     above = [line for line in zip(*heads, strict=True) if any(line)]
-    rows = [[painted(cell) for cell in row] for row in table.rows]
+    rows = [list(map(painted, row)) for row in table.rows]
 
     def width(n: int) -> int:
         return max((visible_width(row[n]) for row in (*above, *rows)), default=0)
@@ -97,7 +92,7 @@ def table_lines(table: Table, most: int = 0) -> list[str]:
         too_wide = table.indent + sum(width(n) + 2 for n in range(last + 1)) - 2 - most
         if too_wide > 0:
             rows = [line for row in rows for line in _folded_row(row, n, max(MIN_TEXT, width(n) - too_wide))]
-    widths = [width(n) for n in range(last + 1)]
+    widths = list(map(width, range(last + 1)))
     flush_left = {*range(table.num_text_columns), *([last] if table.ends_in_text else [])}
 
     def line(row: Sequence[str]) -> str:

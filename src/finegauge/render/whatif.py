@@ -5,13 +5,14 @@ from typing import Any
 
 from finegauge.answers.changes import AdviceAnswer, ChangedRun, Fixed
 from finegauge.answers.plan import CanAnswer, FitsAt, FitsOn, FitsWith, WhatIfAnswer
-from finegauge.answers.runs import FROM_COMMON, FROM_MODEL_TOO_LARGE
+from finegauge.answers.runs import FROM_COMMON
 from finegauge.prediction.uncertainty import WILL_NOT_FIT
 from finegauge.render import number_format as fmt
 from finegauge.render.files import written_notes
 from finegauge.render.plan import assumed_samples_text, led_changes
 from finegauge.render.report import TERMINAL, Block, Note, Report, Section, Table, Text, Toned, notes, section
 from finegauge.render.run_parts import TONES, WORDS, gpus_text, model_name, subject, title_of
+from finegauge.run.run import FROM_MODEL_TOO_LARGE
 from finegauge.units import GIB, count, gib
 
 HEADINGS = (

@@ -172,11 +172,6 @@ def has_images(run: Run) -> bool:
     return bool(run.images_per_sample or run.videos_per_sample)
 
 
-def images_of(run: Run) -> tuple[Images, ...]:
-    """Return the crops of a sample's images and videos."""
-    return tuple(Images(number * seen.crops, seen.patches) for number, seen in seen_by(run))
-
-
 def image_tokens(run: Run) -> int:
     """Return the tokens of a sample that stand for its images and videos, on average, rounded up."""
     return ceil(sum(number * seen.length for number, seen in seen_by(run)))

@@ -20,6 +20,8 @@ FROM_FILE, FROM_COMMAND_LINE, FROM_CALLER = rules.STATED
 FROM_DEFAULT = "FineGauge default"
 FROM_THIS_MACHINE = "this machine"
 FROM_MODEL_ALONE = "default of a model alone"  # which names no training
+FROM_MODEL_TOO_LARGE = f"{FROM_MODEL_ALONE}: LoRA does not fit"
+FROM_COPY_TOO_LARGE = f"{FROM_MODEL_ALONE}: a copy on each GPU does not fit"
 REQUIRED = ("model", "method")  # a config.json alone states no method; its reader says full
 NEED_THE_MODEL = (
     *("num_experts_per_tok", "tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages"),

@@ -72,7 +72,7 @@ def test_a_ring_over_nodes_is_as_fast_as_a_nodes_network_cards() -> None:
 
 
 def test_without_nvlink_bytes_cross_the_host() -> None:
-    assert network(gpu="A10G", num_gpus=4).intra_bytes_per_s < 0.1 * network(num_gpus=4).intra_bytes_per_s
+    assert network(gpu="A10G", num_gpus=4).node.ring(4) < 0.1 * network(num_gpus=4).node.ring(4)
 
 
 def test_throughput_counts_every_gpu() -> None:

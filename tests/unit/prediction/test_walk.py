@@ -1,7 +1,7 @@
 """Passes over operators, by hand."""
 
-from finegauge.model.op import NOTHING, Extents, Op, per_token
-from finegauge.prediction.memory import backward_moment, forward_moment, gradient_bytes, saved_bytes
+from finegauge.model.op import NOTHING, Extents, Op, per_token, saved_bytes
+from finegauge.prediction.memory import backward_moment, forward_moment, gradient_bytes
 
 ONE = Extents.of(1, 1)
 FIRST = Op(
