@@ -91,12 +91,10 @@ _UNASKED: Mapping[str, Mapping[str, Any]] = {
 }
 _OF_LORA = {"peft_dim": 8, "peft_alpha": 16, "use_distributed_optimizer": False}
 RENAMED = {
-    **{
-        "max_steps": "train_iters",
-        "sequence_length": "seq_length",
-        "peft": "peft_scheme",
-        "hf_path": "model",
-    },
+    "max_steps": "train_iters",
+    "sequence_length": "seq_length",
+    "peft": "peft_scheme",
+    "hf_path": "model",
     **{f"{of}_parallelism": f"{of}_model_parallel_size" for of in ("tensor", "pipeline", "expert")},
     **{"context_parallelism": "context_parallel_size", "sequence_parallelism": "sequence_parallel"},
 }

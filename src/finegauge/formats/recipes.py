@@ -90,10 +90,8 @@ class _Lines(NamedTuple):
         for node in nodes:
             target = node.targets[0] if isinstance(node, ast.Assign) else None
             if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute):
-                prefix, value = (
-                    "peft_" if last_name(target.value) == "peft" else "",
-                    self.values.of(node.value),
-                )
+                prefix = "peft_" if last_name(target.value) == "peft" else ""
+                value = self.values.of(node.value)
                 if value is not OPAQUE or target.attr != "optimizer":  # which a call that is read has made
                     stated[prefix + target.attr] = value
                 if target.attr in ("mixed_precision", "plugins"):
