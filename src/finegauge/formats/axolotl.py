@@ -13,7 +13,8 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, model_keys, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, degrees, key, model_key, read_degrees
 from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, file_kind, targets, whole_number, without
-from finegauge.run.field import flag, names, number, whole
+from finegauge.run.field import flag, names, number
+from finegauge.run.rules import PAIRED
 from finegauge.run.run import Run
 
 FILE = "axolotl.yaml"
@@ -28,12 +29,14 @@ _DEGREES = {
     "expert_parallel_size": "expert_parallel",
 }
 _ATTENTION_FLAGS = {
-    "flash_attention": "flash",
-    "flex_attention": "flash",
-    "sdp_attention": "sdpa",
     "xformers_attention": "sdpa",
+    "sage_attention": "flash",
+    "flex_attention": "flash",
+    "flash_attention": "flash",
+    "sdp_attention": "sdpa",
     "eager_attention": "eager",
-}
+}  # in the order in which they are asked
+_JUDGES = ("reward_model", "process_reward_model")  # the latter of every step of an answer
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu")
 _LOSS = ("plugins", "cut_cross_entropy", "liger_fused_linear_cross_entropy", "chunked_cross_entropy")
 _LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
@@ -45,9 +48,10 @@ _LEARNT = {"dpo": "dpo", "ipo": "dpo", "kto": "dpo", "orpo": "dpo", "simpo": "dp
 def _read_phase(reading: Reading) -> None:
     method = reading.text("rl")
     if method in ("", "false"):
-        phase = "reward" if reading.flag("reward_model") else "sft"
+        phase = "reward" if any(map(reading.flag, _JUDGES)) else "sft"
         phase = "pretrain" if reading.stated("pretraining_dataset") else phase
-        reading.set("phase", phase, "reward_model", "pretraining_dataset")
+        reading.not_modelled(_JUDGES[1])
+        reading.set("phase", phase, *_JUDGES, "pretraining_dataset")
         return
     if method not in _LEARNT:
         raise FieldError(f"rl={shown(method)} is not supported; use dpo or grpo.")
@@ -105,16 +109,16 @@ def _method(run: Run) -> dict[str, Any]:
 
 
 def _read_precision(reading: Reading) -> None:
-    pure = "bf16" if reading.flag("bfloat16") else "fp16" if reading.flag("float16") else None
     word, fp16 = reading.text("bf16", "auto"), reading.flag("fp16")
-    if word == "full":
-        pure = "bf16"
-    mixed_bf16 = not fp16 and not pure if word == "auto" else word == "full" or flag("bf16", word)
-    if mixed_bf16 and fp16:
+    mixed_bf16 = word == "auto" and not fp16
+    mixed_bf16 |= word not in ("auto", "full") and flag("bf16", word)
+    pure = "bf16" if word == "full" else "fp16" if reading.flag("float16") and not mixed_bf16 else None
+    mixed_bf16 |= reading.flag("bfloat16") or word == "full"  # the former asks for both, too
+    if mixed_bf16 and fp16 and not reading.flag("bfloat16"):
         raise FieldError("bf16 and fp16 are both true; keep one.")
     mixed = "bf16" if mixed_bf16 else "fp16" if fp16 else "none"
     reading.set("autocast", "none" if pure else mixed, *_PRECISION)
-    by_gpu = word == "auto" and mixed_bf16 and not pure
+    by_gpu = word == "auto" and mixed_bf16 and not reading.flag("bfloat16")
     if by_gpu:
         reading.set_by_gpu("autocast")
     low = pure or ("fp32" if mixed == "none" else mixed)
@@ -149,16 +153,9 @@ def _precision(run: Run) -> dict[str, Any]:
 
 
 def _read_accumulation(reading: Reading) -> None:
-    """Read the micro-batches of a step: stated, or what a GPU's `batch_size` holds of them."""
-    per_gpu = reading.get("batch_size")
-    if per_gpu is None or reading.stated("gradient_accumulation_steps"):
-        reading.ignored(("batch_size",), "gradient_accumulation_steps is stated too")
-        steps = reading.get("gradient_accumulation_steps", 1)
-        reading.set("gradient_accumulation_steps", steps, "gradient_accumulation_steps")
-        return
-    micro = whole(1, 10**6)("micro_batch_size", reading.fields["micro_batch_size"])
-    steps = whole(1, 10**9)("batch_size", per_gpu) // micro
-    reading.set("gradient_accumulation_steps", max(1, steps), "batch_size")
+    """Read the micro-batches of a step; its schema states one, so that `batch_size` is never divided."""
+    reading.ignored(("batch_size",), "gradient_accumulation_steps is what is taken, 1 unless stated")
+    reading.take("gradient_accumulation_steps", "gradient_accumulation_steps", 1)
 
 
 def _read_eval_batch(reading: Reading) -> None:
@@ -187,7 +184,7 @@ def _checkpointing(run: Run) -> dict[str, Any]:
 def _read_attention(reading: Reading) -> None:
     asked = [key for key in _ATTENTION_FLAGS if reading.flag(key)]
     if len({_ATTENTION_FLAGS[key] for key in asked}) > 1:
-        raise FieldError(f"{' and '.join(asked)} are both true, of which Axolotl takes one; keep one.")
+        reading.warn(f"{' and '.join(asked)} are both true, of which Axolotl takes {asked[0]}.")
     legacy = next(iter(asked), None)
     if legacy is not None and not reading.stated("attn_implementation"):
         reading.set("attention", _ATTENTION_FLAGS[legacy], legacy)
@@ -223,15 +220,18 @@ def _kernels(run: Run) -> dict[str, Any]:
 
 def _read_batching(reading: Reading) -> None:
     packed = reading.flag("sample_packing") or reading.stated("max_packed_sequence_len")  # of 0.3
-    padded = reading.flag("pad_to_sequence_len")
-    flat = not packed and reading.text("batch_flattening", "false") in ("auto", "true", "yes", "on", "1")
+    padded = reading.flag("pad_to_sequence_len", default=reading.fields["phase"] == "reward")
+    flattens = reading.text("batch_flattening", "false")
+    varlen = reading.fields["attention"] == "flash" and str(reading.fields["micro_batch_size"]) != "1"
+    flat = not packed and (varlen if flattens == "auto" else flag("batch_flattening", flattens))
+    if (packed or flat) and reading.fields["phase"] in PAIRED:
+        reading.warn("sample_packing or batch_flattening of pairs is not modelled: they are taken as padded.")
+        packed = flat = False
     reading.set("packing", packed, "sample_packing", "max_packed_sequence_len")
     padding = "free" if packed or flat else "max" if padded else "longest"
     reading.set("padding", padding, "sample_packing", "pad_to_sequence_len", "batch_flattening")
     strategy = reading.text("excess_length_strategy", "drop")  # "raise": there is none, or there is no run
     reading.set("over_length", "drop" if strategy == "drop" else "truncate", "excess_length_strategy")
-    if reading.flag("group_by_length") and packed:
-        raise FieldError("sample_packing and group_by_length are both true; keep one.")
 
 
 def _batching(run: Run) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def _data(run: Run) -> dict[str, Any]:
 
 
 def _read_sharding(reading: Reading) -> None:
-    trainer_keys.read_sharding(reading)
+    trainer_keys.read_sharding(reading, by_config=True)
     read_degrees(reading, _DATA_DEGREES)
     experts = reading.whole("expert_parallel_size", 1, 10**4)
     if experts > 1 and reading.stated("dp_shard_size"):  # which counts the ranks of one expert's copies
@@ -299,7 +299,7 @@ FORMAT = Format(
     "Axolotl",
     (
         model_key("base_model"),
-        Row("rl reward_model pretraining_dataset", _read_phase, _phase),
+        Row(f"rl {' '.join(_JUDGES)} pretraining_dataset", _read_phase, _phase),
         Row(
             f"adapter load_in_4bit load_in_8bit gptq lora_target_linear {_ADAPTERS.keys}",
             _read_method,
@@ -375,7 +375,8 @@ FORMAT = Format(
     "peft_layers_to_transform spectrum_top_fraction kd_trainer model_quantization_config qat "
     "nonexpert_quantization overrides_of_model_config dpo_use_liger_kernel lora_mlp_kernel lora_qkv_kernel "
     "lora_o_kernel flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_fuse_qkv "
-    "unsloth_cross_entropy_loss label_smoothing_factor",
+    "unsloth_cross_entropy_loss label_smoothing_factor dataset_shard_num deepcompile dpo_padding_free diffusion "
+    "freeze_mm_modules use_mora use_scattermoe use_sonicmoe ple_cpu_offload s2_attention",
     lasting=trainer_keys.LASTING | {"lr_scheduler_type": "lr_scheduler"},
     data_keys=("datasets",),
 )

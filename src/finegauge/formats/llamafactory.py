@@ -19,7 +19,7 @@ from finegauge.formats import launcher_files, model_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, refuse
 from finegauge.run.field import flag, names, number, whole
-from finegauge.run.rules import PROJECTING
+from finegauge.run.rules import COMPARING, PROJECTING
 from finegauge.run.run import Run
 
 FILE = "llamafactory.yaml"
@@ -29,6 +29,7 @@ _ADAPTERS = trainer_keys.Adapters(
     everything="all",
     joined=True,
 )
+CHECKPOINTING = ("disable_gradient_checkpointing", "use_unsloth_gc", "gradient_checkpointing")
 _PHASES = {"reward": "rm", "pretrain": "pt"}
 _OPTIMIZERS = {
     "galore": "galore_adamw", "apollo": "apollo_adamw", "adam_mini": "adam_mini", "muon": "muon"
@@ -83,6 +84,8 @@ def _read_method(reading: Reading) -> None:
         reading.ignored(_ADAPTERS.names[:4], f"finetuning_type is {kind}")
         trainer_keys.read_extra(reading, "additional_target")
     if kind == "freeze":
+        if reading.text("freeze_trainable_modules", "all") != "all":
+            reading.not_modelled("freeze_trainable_modules")
         layers = number(-1e4, 1e4)("freeze_trainable_layers", reading.get("freeze_trainable_layers", 2))
         reading.set("freeze_trainable_layers", abs(int(layers)), "freeze_trainable_layers")
 
@@ -198,9 +201,9 @@ def _precision(run: Run) -> dict[str, Any]:
 
 
 def _read_checkpointing(reading: Reading) -> None:
-    off, offload = reading.flag("disable_gradient_checkpointing"), reading.flag("use_unsloth_gc")
-    kind = "none" if off else "offload" if offload else "full"
-    reading.set("activation_checkpointing", kind, "disable_gradient_checkpointing", "use_unsloth_gc")
+    off, offload, on = map(reading.flag, CHECKPOINTING)
+    kind = ("full" if on else "none") if off else "offload" if offload else "full"  # or the Trainer's own
+    reading.set("activation_checkpointing", kind, *CHECKPOINTING)
 
 
 def _checkpointing(run: Run) -> dict[str, Any]:
@@ -230,6 +233,9 @@ def read_batching(reading: Reading) -> None:
     packing = reading.get("packing")
     neat, pretrains = reading.flag("neat_packing"), reading.fields["phase"] in ("pt", "pretrain")
     packed = neat or (pretrains if packing is None else flag("packing", packing))
+    if packed and reading.fields["phase"] in COMPARING:
+        reading.ignored(("packing", "neat_packing"), "only samples of pt and sft are packed")
+        packed = neat = False
     reading.set("packing", packed, "packing", "neat_packing")
     wraps = packed and pretrains
     reading.set("packing_strategy", "wrapped" if wraps else "best_fit_decreasing", "stage")
@@ -255,6 +261,8 @@ def _read_data(reading: Reading) -> None:
             reading.warn(trainer_keys.unknown_lengths(named, "cutoff_len"))
         known = None
     reading.set("dataset", known, "dataset")
+    if reading.text("mix_strategy", "concat") != "concat":
+        reading.not_modelled("mix_strategy")
     if total > 0 and (known is None or limit is not None):
         reading.set("num_samples", total, "max_samples", "dataset")
     evaluates = reading.get("eval_strategy") or reading.get("evaluation_strategy") or "no"
@@ -348,7 +356,7 @@ FORMAT = Format(
             _read_precision,
             _precision,
         ),
-        Row("disable_gradient_checkpointing use_unsloth_gc", _read_checkpointing, _checkpointing),
+        Row(" ".join(CHECKPOINTING), _read_checkpointing, _checkpointing),
         key(
             "flash_attn",
             "attention",
@@ -391,6 +399,7 @@ FORMAT = Format(
         "qlora": {"finetuning_type": "lora", "quantization_bit": "4"},
     },
     not_modelled="use_badam mixture_of_depths "
+    "freeze_extra_modules use_asft_loss use_kt use_hyper_parallel reward_model_quantization_bit "
     "shift_attn use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules "
     "label_smoothing_factor use_v1_kernels",
     lasting=trainer_keys.LASTING,

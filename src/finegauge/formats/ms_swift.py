@@ -66,6 +66,10 @@ _BUILT_IN = {  # (sharding, cpu_offload) of the names that `deepspeed` may have 
     **{"zero0": ("none", "none"), **{name: (name, "none") for name in ("zero1", "zero2", "zero3")}},
     **{"zero2_offload": ("zero2", "optimizer"), "zero3_offload": ("zero3", "all")},
 }
+_OF_DEEPSPEED = {
+    "tensor_parallel": "deepspeed_autotp_size", "zero_hpz_partition_size": "zero_hpz_partition_size"
+}  # fmt: skip
+_OF_FSDP2 = {"loading": "rank0", "save_state": "sharded", "activation_checkpointing": "full"}  # its fsdp2.json
 _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": "hybrid_shard"}
 _UNASKED_OF_MEGATRON = {
     "global_batch_size": 16,
@@ -139,6 +143,11 @@ def _bits(reading: Reading) -> Any:
     return reading.get("quant_bits")
 
 
+def _read_preference(reading: Reading) -> None:
+    rollout_keys.read_preference(reading, reading.text("rlhf_type"), "rlhf_type")
+    rollout_keys.other_model(reading, "reference_model", "ref_model")
+
+
 def _read_task(reading: Reading) -> None:
     """Read the head; a generative reranker scores by the likelihood of a word of its causal model."""
     task = reading.text("task_type", "causal_lm")
@@ -206,10 +215,10 @@ def _method(run: Run) -> dict[str, Any]:
 def _read_precision(reading: Reading) -> None:
     weights = reading.text("torch_dtype").removeprefix("torch.") or reading.checkpoint_dtype()
     low = "bf16" if weights in ("bf16", "bfloat16") else "fp16"
-    if reading.stated("bf16", "fp16"):
-        trainer_keys.read_precision(reading, bf16_default=False)
-    else:
-        reading.set("autocast", low, "torch_dtype")
+    asked = [kind for kind in ("bf16", "fp16") if reading.flag(kind, default=kind == low)]
+    if len(asked) > 1:  # the one that is not stated follows from the model's format
+        raise FieldError(f"bf16 and fp16 are both true, {low} as the model's format; add '{low}: false'.")
+    reading.set("autocast", asked[0] if asked else "none", "bf16", "fp16", "torch_dtype")
     by_gpu = low == "bf16" and not reading.stated("bf16", "fp16", "torch_dtype")
     if by_gpu:
         reading.set_by_gpu("autocast")
@@ -272,7 +281,9 @@ def _read_data(reading: Reading) -> None:
     named = [name.partition("#") for name in names("dataset", listed)]
     counts = [int(count) if count.isdecimal() and len(count) < 11 else None for _, _, count in named]
     total = sum(count or 0 for count in counts) if counts and all(counts) else None
-    ratio = number(0, 1)("split_dataset_ratio", reading.get("split_dataset_ratio", 0.0))
+    never = reading.text("eval_strategy", reading.text("save_strategy")) in ("no", "false")
+    held_out = 0.0 if never else reading.get("split_dataset_ratio", 0.0)
+    ratio = number(0, 1)("split_dataset_ratio", held_out)
     repositories = [(name.partition("::")[2] or name).partition(":")[0] for name, _, _ in named]
     trainer_keys.read_dataset(reading, repositories, "dataset", num_samples=total)
     if not reading.stated("val_dataset"):
@@ -309,6 +320,10 @@ def _read_galore(reading: Reading) -> None:
 
 def _read_sharding(reading: Reading) -> None:
     """Read DeepSpeed by one of the built-in names or its file, or FSDP."""
+    for field, named in _OF_DEEPSPEED.items():
+        reading.take(field, named)
+    for field, value in _OF_FSDP2.items() if reading.text("fsdp") == "fsdp2" else ():
+        reading.set(field, value, "fsdp")
     built_in = _BUILT_IN.get(reading.text("deepspeed").removeprefix("default-"))  # before 3.0
     if built_in is None:
         trainer_keys.read_sharding(reading)
@@ -341,15 +356,14 @@ LENGTH = Row(
 FREEZING = model_keys.freezing_row("freeze_llm freeze_vit freeze_aligner")
 PACKING = trainer_keys.packing_row("packing", "padding_free")
 GENERATION = rollout_keys.generation_row(prompt=0, answer=512, beta=0.04, share=0.9)
+PPO = rollout_keys.ppo_row("reward_model", 512, "max_completion_length", "max_new_tokens")
 DATA = Row("dataset val_dataset split_dataset_ratio eval_strategy eval_steps", _read_data, _data)
 FORMAT = Format(
     "ms-swift",
     (
         model_key("model"),
         key("rlhf_type", "phase", "sft", more=LEARNT, write=lambda run: _RLHF.get(run.phase)),
-        Row(
-            "", lambda reading: rollout_keys.read_preference(reading, reading.text("rlhf_type"), "rlhf_type")
-        ),
+        Row("ref_model", _read_preference),
         Row(
             f"{' '.join(TUNERS)} {_ADAPTERS.keys} {_TUNED} quant_bits task_type num_labels {' '.join(_BITS)}",
             _read_method,
@@ -364,6 +378,7 @@ FORMAT = Format(
             },
         ),
         key("per_device_train_batch_size", "micro_batch_size", 1),
+        key("per_device_eval_batch_size", "eval_batch_size", 1, writes=False),
         key("gradient_accumulation_steps", "gradient_accumulation_steps", read=_read_accumulation),
         trainer_keys.epochs_row(),
         trainer_keys.COMPILE,
@@ -373,9 +388,9 @@ FORMAT = Format(
         trainer_keys.optimizer_row("optim", "adamw_torch_fused"),
         Row("use_galore galore_rank galore_quantization", _read_galore),
         fixed(pad_to_multiple_of=1),
-        *(PACKING, LENGTH, GENERATION, trainer_keys.GROUPING, DATA),
+        *(PACKING, LENGTH, GENERATION, PPO, trainer_keys.GROUPING, DATA),
         trainer_keys.DURATION,
-        Row(trainer_keys.SHARDING.keys, _read_sharding, _sharding),
+        Row(f"{trainer_keys.SHARDING.keys} {' '.join(_OF_DEEPSPEED.values())}", _read_sharding, _sharding),
         degrees({"sequence_parallel_size": "context_parallel"}),
         *(FREEZING, model_keys.pixels_row("min_pixels max_pixels")),
         always(output_dir="output"),
@@ -388,7 +403,8 @@ FORMAT = Format(
     },
     not_modelled="freeze_parameters_ratio lisa_activated_layers "
     "freeze_parameters freeze_parameters_regex llamapro_num_new_blocks use_tiled_mlp optimizer "
-    "auto_find_batch_size optim_target_modules label_smoothing_factor",
+    "auto_find_batch_size optim_target_modules label_smoothing_factor target_regex trainable_parameters "
+    "trainable_parameters_regex device_groups",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "val_dataset"),
     adapt=_adapt,

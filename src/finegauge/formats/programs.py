@@ -286,8 +286,8 @@ def _of_llama_recipes(options: Mapping[str, Any]) -> dict[str, Any]:
 TRL = {word: Program("trl", {"trainer": word}, all_gpus=True, renamed=_of_old_trl) for word in (
     "sft", "dpo", "grpo", "reward", "kto", "rloo")}  # fmt: skip
 _TORCHTUNE = Program("torchtune", hydra=True)
-_SWIFT = {"sft": Program("ms_swift"), "pt": Program("ms_swift", {"tuner_type": "full", "rlhf_type": "pt"}),
-          "rlhf": Program("ms_swift")}  # fmt: skip
+_SWIFT = {"sft": Program("ms_swift"), "pt": Program("ms_swift", {"rlhf_type": "pt"}),
+          "rlhf": Program("ms_swift", {"rlhf_type": "dpo"})}  # fmt: skip
 _VLLM, _SGLANG, _TENSORRT_LLM, _TGI, _LIGHTLLM = (
     Program(f"serving_engines:{name}", all_gpus=True, model=model) for name, model in (
         ("VLLM", "model"), ("SGLANG", "model_path"), ("TENSORRT_LLM", "model"), ("TGI", "model_id"),

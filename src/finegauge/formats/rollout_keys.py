@@ -1,6 +1,7 @@
 """How answers are generated for reinforcement learning, by the keys of TRL's trainers and of who drives them.
 
-What no key says but TRL does (read from 1.16): answers of 256 tokens, eight to a prompt (RLOO: two), by
+What no key says but TRL does (read from 1.16): answers of 512 tokens (256 before 1.10), eight to a prompt
+(RLOO: two), by
 transformers; with `use_vllm` by vLLM, on the same GPUs from 1.0 on (`vllm_mode: colocate`; before, on
 others), of whose memory it takes 0.3, as many answers at once as its ranks ask for, prompts in chunks of
 4,096 tokens, sleeping at level 2 where `vllm_enable_sleep_mode` says so; the policy's own likelihoods are
@@ -45,7 +46,7 @@ def read_preference(reading: Reading, method: str, *keys: str) -> None:
             "kto is taken as dpo, whose passes it shares; it trains on one sequence for every sample, and "
             "scores another one for its KL term."
         )
-    elif reading.flag("precompute_ref_log_probs"):
+    if reading.flag("precompute_ref_log_probs") and method not in ("orpo", "cpo", "simpo"):
         reading.set("reference_model", "none", "precompute_ref_log_probs")
         reading.warn("precompute_ref_log_probs: the reference's pass before the training is not counted.")
 
@@ -68,7 +69,8 @@ def generation_row(
 
     def read(reading: Reading) -> None:
         if reading.fields["phase"] == "grpo":
-            _read_lengths(reading, section, prompt, answer, beta)
+            newer = reading.format.family == "transformers" and not reading.before(1, 10)
+            _read_lengths(reading, section, prompt, 512 if newer else answer, beta)
             if reading.flag(f"{section}use_vllm"):
                 _read_engine(reading, section, share, server)
             reading.not_modelled(*(f"{section}{name}" for name in _NOT_MODELLED))
@@ -77,9 +79,15 @@ def generation_row(
     return Row(" ".join([*names, *own]), read, lambda run: _written(run, section, by_level=not prompt))
 
 
-def ppo_row() -> Row:
-    """Return the row of what TRL's PPO trainer generates, and of its other models."""
-    policy, judge, answer = "sft_model_path", "reward_model_path", "response_length"
+def ppo_row(judge: str = "reward_model_path", unasked: int = 53, *answers: str) -> Row:
+    """Return the row of what a PPO trainer generates, TRL's unless told, and of its other models.
+
+    Args:
+        judge: The key of the model that judges.
+        unasked: Tokens of an answer where nothing says.
+        answers: Further keys of these tokens.
+    """
+    policy, lengths = "sft_model_path", ("response_length", *answers)
     epochs, updates, at_once = "num_ppo_epochs", "num_mini_batches", "local_rollout_forward_batch_size"
     episodes, by_rule = "total_episodes", "reward_model_name_or_path"  # of GRPO's script, which takes rules
 
@@ -91,9 +99,12 @@ def ppo_row() -> Row:
         reading.take("model", policy)
         for role in ("critic_model", "reward_model"):
             other_model(reading, role, judge)
-        written = reading.whole(answer, 53, 10**7)
+        written = reading.whole(answer := reading.which(*lengths), unasked, 10**7)
         reading.set("max_new_tokens", written, answer)
-        if not reading.stated("max_length", "max_seq_length"):
+        if answers:  # the cut-off read before is of prompts
+            prompt = whole(1, 10**7)("seq_len", reading.fields.get("seq_len") or 512)
+            reading.set("seq_len", prompt + written, "max_length", answer)
+        elif not reading.stated("max_length", "max_seq_length"):
             reading.warn("Prompts are taken as 512 tokens long; seq_len=… of both together says another.")
             reading.set("seq_len", 512 + written, answer)
         reading.take("num_samples", episodes)
@@ -101,7 +112,7 @@ def ppo_row() -> Row:
         reading.take("num_mini_batches", updates, 1)
         reading.take("generation_batch_size", at_once, 64)
 
-    return Row(" ".join((policy, judge, by_rule, answer, epochs, updates, at_once, episodes)), read)
+    return Row(" ".join((policy, judge, by_rule, *lengths, epochs, updates, at_once, episodes)), read)
 
 
 def other_model(reading: Reading, field: str, key: str) -> None:

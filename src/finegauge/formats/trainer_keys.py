@@ -39,7 +39,8 @@ _CLASSES = {
     **dict.fromkeys(("optimi_adamw", "adopt_adamw"), "adamw"),
     "pagedadamw": "paged_adamw",
     "pagedadamw8bit": "paged_adamw_8bit",
-    **dict.fromkeys(("adamw8bit", "adam8bit"), "adamw_8bit"),
+    **dict.fromkeys(("adamw8bit", "adam8bit", "ao_adamw_8bit"), "adamw_8bit"),
+    "ao_adamw_4bit": "adamw_4bit",
     **dict.fromkeys(("fusedadam", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"), "adamw"),
 }
 OPTIMIZER_CLASSES = {
@@ -335,7 +336,7 @@ def _read_duration(reading: Reading) -> None:
     elif reading.stated("save_steps"):
         reading.take("save_steps", "save_steps")
     for name, field in (("save_total_limit", "saves_kept"), *EVALUATED.items()):
-        if reading.stated(name) and reading.get(name) is not None:
+        if reading.stated(name) and not reading.text(name).startswith(("0", "-")):  # as without a limit
             reading.take(field, name)
     if reading.stated("save_only_model"):
         reading.set("save_optimizer", not reading.flag("save_only_model"), "save_only_model")
@@ -392,7 +393,8 @@ def _read_grouping(reading: Reading) -> None:
     keys = ("group_by_length", "train_sampling_strategy")
     grouped = reading.flag(keys[0]) or reading.text(keys[1]) == "group_by_length"
     if grouped and reading.fields.get("packing"):
-        raise FieldError("packing fills every sequence, so grouping by length cannot hold; remove one.")
+        reading.ignored(keys, "packing fills every sequence")
+        grouped = False
     reading.set("group_by_length", grouped, *keys)
 
 
@@ -404,8 +406,8 @@ def _grouping(run: Run) -> dict[str, Any]:
     return {"train_sampling_strategy": "group_by_length"}
 
 
-def read_sharding(reading: Reading) -> None:
-    """Read DeepSpeed's or FSDP's sharding, one of them; the number of GPUs is the launcher's."""
+def read_sharding(reading: Reading, *, by_config: bool = False) -> None:
+    """Read DeepSpeed's or FSDP's sharding, one of them; `by_config`: FSDP's options alone ask for it."""
     fsdp = None if reading.get("fsdp") == [] or reading.text("fsdp") == "false" else reading.get("fsdp")
     for field, degree in degrees_of(reading.keys).items():
         reading.set(field, degree, "parallelism_config")
@@ -413,8 +415,10 @@ def read_sharding(reading: Reading) -> None:
         raise FieldError("deepspeed and fsdp are both stated; keep one.")
     if reading.get("deepspeed"):
         _read_deepspeed(reading)
-    elif fsdp or reading.get("fsdp_config"):
+    elif fsdp or (by_config and reading.get("fsdp_config")):
         _read_fsdp(reading, fsdp)
+    else:
+        reading.ignored(("fsdp_config",), "fsdp is not stated")
 
 
 def _read_deepspeed(reading: Reading) -> None:
@@ -579,8 +583,8 @@ COMPILE = Row(  # a backend or a mode asks for it, too
     "torch_compile torch_compile_backend torch_compile_mode",
     lambda reading: reading.set(
         "compile",
-        reading.flag("torch_compile", default=reading.stated("torch_compile_backend", "torch_compile_mode")),
-        "torch_compile",
+        reading.flag("torch_compile") or reading.stated("torch_compile_backend", "torch_compile_mode"),
+        *("torch_compile", "torch_compile_backend", "torch_compile_mode"),
     ),
     lambda run: {"torch_compile": run.compile or None},
 )

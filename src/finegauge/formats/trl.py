@@ -27,6 +27,7 @@ from finegauge.formats.sheet import (
     dataset_name,
     file_kind,
     known_model,
+    listed,
     mapping_in,
     refuse,
 )
@@ -45,8 +46,7 @@ _AS_DPO, _AS_GRPO = ("kto", "orpo", "cpo", "simpo"), ("rloo", "online_dpo")
 _WHOLE_LOGITS = ("orpo", "cpo", "simpo", "online_dpo")  # to this day (1.16)
 _NAMED = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|orpo|cpo|simpo)(?![a-z])")
 _QUANTIZED = ("load_in_4bit", "load_in_8bit")
-_NOT_MODELLED = ("accelerate_config", "rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora",
-                 "exclude_modules", "label_smoothing_factor", "auto_find_batch_size")  # fmt: skip
+_DATA = ("dataset_name", "datasets", "dataset_train_split", "max_train_samples", "test_split_size")
 _STRATEGIES = {
     **dict.fromkeys(("bfd", "bfd_split", "bfd-requeue"), "best_fit_decreasing"),
     "ffd": "first_fit",
@@ -209,7 +209,7 @@ def _read_method(reading: Reading) -> None:
         trainer_keys.read_extra(reading, _ADAPTERS.names[4])
         return
     _ADAPTERS.read(reading)
-    reading.not_modelled(*_NOT_MODELLED)
+    reading.not_modelled("rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora", "exclude_modules")
 
 
 def _method(run: Run) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _read_precision(reading: Reading) -> None:
         return
     options = mapping_in(reading.get("model_init_kwargs"))
     keys = ("dtype", "torch_dtype", "model_init_kwargs")
-    dtype = reading.first(keys[:2], options.get("dtype", options.get("torch_dtype")))
+    dtype = options.get("dtype", options.get("torch_dtype")) or reading.first(keys[:2])
     loaded = str(dtype).removeprefix("torch.") if dtype is not None else None
     if loaded is None:  # transformers before 5 took float32, and TRL from 1.0 on
         wide = reading.before(5, 0) if reading.format is TRAINER else not reading.before(1, 0)
@@ -325,14 +325,21 @@ def _read_batching(reading: Reading) -> None:
 
 
 def _read_data(reading: Reading) -> None:
+    """Read the data: of `datasets`, a mixture over which `dataset_name` does not stand, or of that name."""
     most = reading.get("max_train_samples")
+    mixed = [one for one in listed(reading.get("datasets")) if isinstance(one, Mapping)]
+    split = reading.get("dataset_train_split", "") if not mixed else mixed[0].get("split", "")
     trainer_keys.read_dataset(
         reading,
-        reading.get("dataset_name"),
-        *("dataset_name", "dataset_train_split", "max_train_samples"),
+        [str(one.get("data_files") or one.get("path")) for one in mixed] or reading.get("dataset_name"),
+        *_DATA,
         num_samples=None if most is None else int(whole(1, 10**12)("max_train_samples", most)),
-        split=str(reading.get("dataset_train_split", "")),
+        split=str(split) if len(mixed) < 2 else "",
     )
+    total = reading.fields.get("num_samples") or trainer_keys.in_all([reading.fields.get("dataset") or ""])
+    evaluates = reading.text("eval_strategy", "no") not in ("no", "false")
+    held_out = reading.get("test_split_size") if mixed else None
+    trainer_keys.read_validation(reading, held_out, "test_split_size", total=total, evaluates=evaluates)
 
 
 def _data(run: Run) -> dict[str, Any]:
@@ -401,7 +408,7 @@ FORMAT = Format(
         rollout_keys.generation_row(),
         rollout_keys.ppo_row(),
         trainer_keys.GROUPING,
-        Row("dataset_name dataset_train_split max_train_samples", _read_data),
+        Row(" ".join(_DATA), _read_data),
         trainer_keys.DURATION,
         trainer_keys.SHARDING,
         trainer_keys.EVALUATION,
@@ -413,6 +420,8 @@ FORMAT = Format(
         "lora": {"use_peft": "true", "load_in_4bit": "false", "load_in_8bit": "false"},
         "qlora": {"use_peft": "true", "load_in_4bit": "true", "load_in_8bit": "false"},
     },
+    not_modelled="accelerate_config label_smoothing_factor auto_find_batch_size optim_target_modules "
+    "cast_lm_head_to_fp32",
     adapt=of_recipe,
     family="transformers",
     lasting=trainer_keys.LASTING,
