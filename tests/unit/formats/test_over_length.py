@@ -85,8 +85,10 @@ def test_a_file_of_texts_takes_the_place_of_a_named_data_set(tmp_path: Path) -> 
 def test_packs_are_not_grouped_by_length(tmp_path: Path) -> None:
     with pytest.raises(FieldError, match="group_by_length cannot hold"):
         Run(model="llama-2-7b", method="lora", packing=True, group_by_length=True)
-    with pytest.raises(FieldError, match="packing fills every sequence"):
-        read_text(tmp_path, LF + "packing: true\ngroup_by_length: true")
+    for text in (LF + "packing: true\n", AXOLOTL + "\nsample_packing: true\n", TRL + "\npacking: true\n"):
+        run = read_text(tmp_path, text + "group_by_length: true")  # which their trainers take
+        assert run.packing and not run.group_by_length
+        assert "group_by_length has no effect: packing fills every sequence." in run.warnings
 
 
 def test_a_histogram_is_truncated_dropped_split() -> None:

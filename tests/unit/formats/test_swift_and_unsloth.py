@@ -95,7 +95,7 @@ def test_shell_line_is_read_and_never_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("swift pt --model Qwen/Qwen3-8B --max_length 64", {"method": "full", "framework": "ms-swift"}),
+        ("swift pt --model Qwen/Qwen3-8B --max_length 64", {"method": "lora", "phase": "pretrain"}),
         ("trl sft --model_name_or_path Qwen/Qwen3-8B --use_peft", {"method": "lora", "framework": "TRL"}),
         (
             "accelerate launch --num_processes 8 train.py --model_name_or_path Qwen/Qwen3-8B --max_length 64",

@@ -88,7 +88,6 @@ def test_keys(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
     ("text", "sentence"),
     [
         ("load_in_4bit: true", "needs adapters"),
-        ("packing: true\ntrain_sampling_strategy: group_by_length", "grouping by length"),
         ("bf16: true\nfp16: true", "both true"),
         ("deepspeed: x.json\nfsdp: full_shard", "both stated"),
     ],
