@@ -282,8 +282,10 @@ def _zero_fields(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     if not (isinstance(stage, int) and 0 <= stage < len(_STAGES)):
         raise FieldError(f"ZeRO has no stage {shown(stage)}; use 0, 1, 2 or 3.")
     sharding = _STAGES[stage]
+    if not stage:
+        return _UNSHARDED
     pinned = {"offload_pinned": all(part.get("pin_memory") is True for part in parts.values())}
-    bucket = {"reduce_bucket_size": zero.get("reduce_bucket_size")} if sharding != "none" else {}
+    bucket = {"reduce_bucket_size": zero.get("reduce_bucket_size")}
     fields = {"sharding": sharding, "cpu_offload": offload, **without(bucket), **(pinned if parts else {})}
     if stage == 3:  # 0 GPUs to share a copy are as good as 1
         fields |= {
@@ -317,7 +319,7 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
         fields |= _megatron(mapping_in(keys, "megatron_lm_config"))
     dynamo = mapping_in(keys, "dynamo_config")
     backend = str(dynamo.get("dynamo_backend") or dynamo.get("dynamo_config_dynamo_backend") or "NO")
-    if backend.upper() not in ("NO", "FALSE"):
+    if backend.upper() not in ("NO", "FALSE") and kind != "DEEPSPEED":  # whose launcher hands none on
         fields["compile"] = True
     fields |= degrees_of(keys)
     if fields.get("sharding") == "fsdp" and fields.get("data_parallel_replicate", 1) > 1:
@@ -355,7 +357,8 @@ def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
     if word not in _STRATEGIES:
         raise FieldError(f"fsdp_sharding_strategy={shown(word)} is unknown; use FULL_SHARD or SHARD_GRAD_OP.")
     fields: dict[str, Any] = {"sharding": _STRATEGIES[word]}
-    fields |= fsdp_state(named)
+    newer = {"state_dict_type": "SHARDED_STATE_DICT"} if str(named.get("version")) == "2" else {}
+    fields |= fsdp_state({"cpu_ram_efficient_loading": True, **newer, **named})
     if flag("fsdp_offload_params", named.get("offload_params") or False):
         fields["cpu_offload"] = "params"
     if flag("fsdp_activation_checkpointing", named.get("activation_checkpointing") or False):

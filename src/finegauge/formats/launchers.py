@@ -12,6 +12,7 @@ from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats.launcher_files import STAGE, find_inside
 from finegauge.formats.python_values import calculated_text
+from finegauge.formats.sheet import mapping_in
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
@@ -58,6 +59,18 @@ OF_FILES = re.compile(
 )
 _GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
 _ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
+_DIVIDES = {
+    "use_fsdp": "FSDP",
+    "use_megatron_lm": "MEGATRON_LM",
+    "use_deepspeed": "DEEPSPEED",
+    "zero_stage": "DEEPSPEED",
+}
+_OF_SECTIONS = {
+    "fsdp_config": ("fsdp_",),
+    "deepspeed_config": ("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps"),
+    "megatron_lm_config": ("megatron_lm_",),
+    "dynamo_config": ("dynamo_",),
+}
 
 # How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
 _LISTED = re.compile(
@@ -197,10 +210,8 @@ def machine(
         elif UNSET.search(named) is None:
             accelerate = _named_after(named, place)
             warnings.append(f"{shown(named)} is not here: how the model is divided is taken from its name.")
-    if any(told.get(key) for key in ("use_fsdp", "use_deepspeed", "use_megatron_lm")) or "zero_stage" in told:
-        accelerate = {**(accelerate or {}), **_accelerate_options(told)}
-    elif isinstance(accelerate, Mapping):
-        accelerate = _overridden(accelerate, told)
+    if isinstance(accelerate, Mapping) or any(map(told.get, _DIVIDES)):
+        accelerate = _overridden(accelerate or {}, told)
     elif "mixed_precision" in told and not all_gpus:
         accelerate = {"distributed_type": "MULTI_GPU", "mixed_precision": told["mixed_precision"]}
     gpus, nodes = _gpus(told, variables, batch, launcher, all_gpus=all_gpus)
@@ -257,28 +268,15 @@ def _named_after(named: str, place: Place) -> dict[str, Any]:
     )
 
 
-def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
-    kind = "FSDP" if told.get("use_fsdp") else "MEGATRON_LM" if told.get("use_megatron_lm") else "DEEPSPEED"
-    keys: dict[str, Any] = {key: told[key] for key in _ACCELERATE if key in told}
-    return keys | {
-        "distributed_type": kind,
-        "fsdp_config": {key: value for key, value in told.items() if key.startswith("fsdp_")},
-        "deepspeed_config": _deepspeed_options(told),
-        "megatron_lm_config": {k: v for k, v in told.items() if k.startswith("megatron_lm_")},
-    }
-
-
 def _overridden(keys: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of accelerate's file under the options of its launcher."""
+    """Return the keys of accelerate's file, if any, under the options of its launcher."""
+    asked = next((kind for option, kind in _DIVIDES.items() if told.get(option)), None)
     found = {**keys, **{key: told[key] for key in _ACCELERATE if key in told}}
-    if isinstance(inside := found.get("deepspeed_config"), Mapping):
-        found["deepspeed_config"] = {**inside, **_deepspeed_options(told)}
-    return found
-
-
-def _deepspeed_options(told: Mapping[str, Any]) -> dict[str, Any]:
-    theirs = ("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps")
-    return {key: value for key, value in told.items() if key.startswith(theirs)}
+    for section, theirs in _OF_SECTIONS.items():
+        options = {key: value for key, value in told.items() if key.startswith(theirs)}
+        if asked or options:
+            found[section] = {**mapping_in(keys, section), **options}
+    return {**found, "distributed_type": asked} if asked else found
 
 
 def _visible(variables: Mapping[str, str]) -> int:
