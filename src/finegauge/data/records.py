@@ -190,7 +190,6 @@ def _lines(stream: IO[bytes], parse: Callable[[bytes], Any]) -> Rows:
 
 
 def _too_long(stream: IO[bytes], line: bytes) -> Bad:
-    """Read the rest of a line that is too long, and say so."""
     while line and not line.endswith(b"\n"):
         line = stream.readline(MAX_RECORD_BYTES)
     return Bad(f"a line of more than {MAX_RECORD_BYTES >> 20} MiB")

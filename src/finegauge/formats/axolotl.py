@@ -6,6 +6,7 @@ What no key says but the framework does (read from Axolotl 0.19): a cut-off of 5
 mean NF4, double quantised; no adapter means every weight trains.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -144,7 +145,6 @@ def _quantized(reading: Reading) -> str:
 
 
 def _precision(run: Run) -> dict[str, Any]:
-    """Return mixed precision, or one format for everything."""
     if run.autocast == "none" and (run.trains_adapters or run.weights_dtype != "fp32"):
         trained = run.adapter_dtype if run.weights_dtype not in trainer_keys.DTYPES else run.weights_dtype
         pure = {"bf16": "bfloat16", "fp16": "float16"}.get(trained)
@@ -152,14 +152,9 @@ def _precision(run: Run) -> dict[str, Any]:
     return trainer_keys.precision(run)
 
 
-def _read_accumulation(reading: Reading) -> None:
-    """Read the micro-batches of a step; its schema states one, so that `batch_size` is never divided."""
-    reading.ignored(("batch_size",), "gradient_accumulation_steps is what is taken, 1 unless stated")
-    reading.take("gradient_accumulation_steps", "gradient_accumulation_steps", 1)
-
-
-def _read_eval_batch(reading: Reading) -> None:
+def _read_batches(reading: Reading) -> None:
     """Read the rows of an evaluation, which are those of training unless stated (`normalize_config`)."""
+    reading.ignored(("batch_size",), "gradient_accumulation_steps is taken, which is 1 unless stated")
     rows = reading.get("eval_batch_size") or reading.get("micro_batch_size", 1)
     reading.set("eval_batch_size", rows, "eval_batch_size", "micro_batch_size")
 
@@ -194,7 +189,11 @@ def _read_attention(reading: Reading) -> None:
 
 def _read_kernels(reading: Reading) -> None:
     """Read the plugins: Liger's kernels, cut cross-entropy, a loss in chunks."""
-    plugins = " ".join(names("plugins", reading.get("plugins") or ())).lower()
+    listed = [name.rpartition(".")[2] for name in names("plugins", reading.get("plugins") or ())]
+    for name in listed:
+        if not re.search("(?i)liger|cutcrossentropy", name):
+            reading.warn(f"The plugin {shown(name)} is not modelled: the run is taken as without it.")
+    plugins = " ".join(listed).lower()
     liger = "liger" in plugins
     reading.set("kernels", ["liger"] if liger and any(map(reading.flag, _LIGER)) else [], "plugins", *_LIGER)
     cut = "cutcrossentropy" in plugins and reading.flag("cut_cross_entropy", default=True)
@@ -313,15 +312,10 @@ FORMAT = Format(
         Row("datasets val_set_size", write=_data),
         key("sequence_len", "seq_len", 512),
         key("micro_batch_size", "micro_batch_size", 1),
-        key(
-            "gradient_accumulation_steps",
-            "gradient_accumulation_steps",
-            read=_read_accumulation,
-            older="batch_size",
-        ),
+        key("gradient_accumulation_steps", "gradient_accumulation_steps", 1),
         trainer_keys.epochs_row("num_epochs", 1.0),
         key("saves_per_epoch", "saves_per_epoch", write=lambda run: whole_number(run.saves_per_epoch)),
-        Row("eval_batch_size", _read_eval_batch),
+        Row("eval_batch_size batch_size", _read_batches),
         trainer_keys.DURATION._replace(write=lambda run: {"max_steps": run.max_steps}),
         Row(
             f"{trainer_keys.CHECKPOINTING_KEYS} selective_checkpointing activation_offloading "

@@ -145,7 +145,6 @@ def _training_files(folder: str) -> Iterator[str]:
 
 
 def _mapping(file: str) -> Mapping[str, Any]:
-    """Return the keys of a file; {} of one that holds none or cannot be read."""
     with suppress(FileFormatError):
         text = read_text(file)
         if file.endswith(".json"):

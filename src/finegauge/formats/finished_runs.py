@@ -380,7 +380,6 @@ def _of_mlflow(file: str) -> Figures:
 
 
 def _names(folder: str) -> list[str]:
-    """Return the names of files in a folder, and in the folders in it."""
     found = list[str]()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in list(entries)[:MAX_PARAMS]:

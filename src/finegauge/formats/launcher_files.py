@@ -9,7 +9,7 @@ Names and defaults of accelerate are those of `accelerate config` (accelerate 1.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any
 
@@ -312,7 +312,10 @@ def accelerate_fields(keys: Mapping[str, Any], path: str) -> dict[str, Any]:
     precision = str(keys.get("mixed_precision") or "no").lower()
     fields |= _PRECISIONS.get(precision, {})
     if kind == "FSDP":
-        fields |= _fsdp(mapping_in(keys, "fsdp_config"))
+        options = mapping_in(keys, "fsdp_config")
+        newer = str(options.get("fsdp_version")) == "2"
+        unasked = {"fsdp_state_dict_type": "SHARDED_STATE_DICT"} if newer else {}
+        fields |= fsdp_fields({"fsdp_cpu_ram_efficient_loading": True, **unasked, **options})
     elif kind == "DEEPSPEED":
         fields |= _deepspeed(mapping_in(keys, "deepspeed_config"), path)
     elif kind == "MEGATRON_LM":
@@ -340,29 +343,25 @@ def _megatron(section: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def fsdp_state(named: Mapping[str, Any]) -> dict[str, str]:
-    """Return how FSDP's keys, without their prefix, say that weights are loaded and saved."""
-    fields = {}
-    if flag("fsdp_cpu_ram_efficient_loading", named.get("cpu_ram_efficient_loading") or False):
-        fields["loading"] = "rank0"
-    if "sharded" in str(named.get("state_dict_type")).lower():
-        fields["save_state"] = "sharded"
-    return fields
-
-
-def _fsdp(section: Mapping[str, Any]) -> dict[str, Any]:
+def fsdp_fields(section: Mapping[str, Any], asked: Collection[str] = ()) -> dict[str, Any]:
+    """Return what FSDP's keys state, with or without their prefix, under the words of a Trainer's `fsdp`."""
     named = {str(key).removeprefix("fsdp_"): value for key, value in section.items()}
-    strategy = named.get("reshard_after_forward", named.get("sharding_strategy"))
-    word = "full_shard" if strategy is None else str(strategy).lower()
+    unasked = next((word for word in asked if word in _STRATEGIES), "full_shard")
+    strategy = named.get("reshard_after_forward", named.get("sharding_strategy", unasked))
+    word = "no_shard" if "no_shard" in asked else str(strategy).lower()
     if word not in _STRATEGIES:
         raise FieldError(f"fsdp_sharding_strategy={shown(word)} is unknown; use FULL_SHARD or SHARD_GRAD_OP.")
     fields: dict[str, Any] = {"sharding": _STRATEGIES[word]}
-    newer = {"state_dict_type": "SHARDED_STATE_DICT"} if str(named.get("version")) == "2" else {}
-    fields |= fsdp_state({"cpu_ram_efficient_loading": True, **newer, **named})
-    if flag("fsdp_offload_params", named.get("offload_params") or False):
-        fields["cpu_offload"] = "params"
-    if flag("fsdp_activation_checkpointing", named.get("activation_checkpointing") or False):
-        fields["activation_checkpointing"] = "full"
+    for key, field, value in (
+        ("cpu_ram_efficient_loading", "loading", "rank0"),
+        ("offload_params", "cpu_offload", "params"),
+        ("cpu_offload", "cpu_offload", "params"),
+        ("activation_checkpointing", "activation_checkpointing", "full"),
+    ):
+        if flag(key, named.get(key) or (field == "cpu_offload" and "offload" in asked)):
+            fields[field] = value
+    if "sharded" in str(named.get("state_dict_type")).lower():
+        fields["save_state"] = "sharded"
     return fields
 
 

@@ -69,7 +69,11 @@ _BUILT_IN = {  # (sharding, cpu_offload) of the names that `deepspeed` may have 
 _OF_DEEPSPEED = {
     "tensor_parallel": "deepspeed_autotp_size", "zero_hpz_partition_size": "zero_hpz_partition_size"
 }  # fmt: skip
-_OF_FSDP2 = {"loading": "rank0", "save_state": "sharded", "activation_checkpointing": "full"}  # its fsdp2.json
+_OF_FSDP2 = {
+    "loading": "rank0",
+    "save_state": "sharded",
+    "activation_checkpointing": "full",
+}  # its fsdp2.json
 _FSDP = {"fsdp": "full_shard", "fsdp_shard_grad_op": "shard_grad_op", "hybrid": "hybrid_shard"}
 _UNASKED_OF_MEGATRON = {
     "global_batch_size": 16,
@@ -404,7 +408,7 @@ FORMAT = Format(
     not_modelled="freeze_parameters_ratio lisa_activated_layers "
     "freeze_parameters freeze_parameters_regex llamapro_num_new_blocks use_tiled_mlp optimizer "
     "auto_find_batch_size optim_target_modules label_smoothing_factor target_regex trainable_parameters "
-    "trainable_parameters_regex device_groups",
+    "trainable_parameters_regex device_groups interleave_prob chord_sft_dataset",
     lasting=trainer_keys.LASTING,
     data_keys=("dataset", "val_dataset"),
     adapt=_adapt,

@@ -31,6 +31,7 @@ _NOT_MODELLED = (
     *("multi_turn_scheduler", "vllm_engine_kwargs"),
 )
 _SERVER = ("tensor_parallel_size", "data_parallel_size", "gpu_memory_utilization", "max_num_seqs")
+_GATHERS = "ds3_gather_for_generation"
 COLOCATED, SERVER = "colocate", "server"
 
 
@@ -74,9 +75,13 @@ def generation_row(
             if reading.flag(f"{section}use_vllm"):
                 _read_engine(reading, section, share, server)
             reading.not_modelled(*(f"{section}{name}" for name in _NOT_MODELLED))
+            if reading.stated(_GATHERS):
+                reading.set("gather_for_generation", reading.flag(_GATHERS), _GATHERS)
 
     own = [f"{server}{name}" for name in _SERVER] if server else []
-    return Row(" ".join([*names, *own]), read, lambda run: _written(run, section, by_level=not prompt))
+    return Row(
+        " ".join([*names, *own, _GATHERS]), read, lambda run: _written(run, section, by_level=not prompt)
+    )
 
 
 def ppo_row(judge: str = "reward_model_path", unasked: int = 53, *answers: str) -> Row:

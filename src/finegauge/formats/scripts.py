@@ -178,7 +178,6 @@ def load_python(
 
 
 def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a script leaves to others."""
     if script.model_computed and "model_name_or_path" not in keys:
         yield MODEL_COMPUTED
     if script.builds and "model_name_or_path" not in keys:

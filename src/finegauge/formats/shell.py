@@ -131,7 +131,6 @@ class Shell:
         self._document, self._documents, self._arrays_read = "", 0, 0
 
     def _include(self, text: str) -> None:
-        """Put a text where the script is read."""
         lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
         functions, lines = _functions(lines)
         self._functions |= functions
@@ -201,7 +200,6 @@ class Shell:
         return True
 
     def _called(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
-        """Yield the commands of a function that is called with arguments."""
         self._calls[0] += 1
         if self._calls[0] > _MAX_CALLS:
             raise FileFormatError(f"{self.name} calls functions more than {_MAX_CALLS} times.")
@@ -253,7 +251,6 @@ class Shell:
         return [] if skipped else words
 
     def _part(self, word: str) -> None:
-        """Open, part or close a block."""
         block = self._blocks[-1] if self._blocks else None
         if word in _CLOSES:
             turn = (self._begin, len(self._arrays["@"])) if word == "while" else (0, 0)
@@ -530,7 +527,6 @@ class Shell:
         return self._value(name[0])
 
     def _balanced(self, opening: str, closing: str) -> str:
-        """Return what stands between brackets."""
         self._at += len(opening)
         start, depth = self._at, 1
         for found in _BRACKETS.finditer(self._text, start, start + _MAX_VALUE):

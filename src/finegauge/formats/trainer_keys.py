@@ -11,7 +11,13 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import Reading, Row, key
-from finegauge.formats.launcher_files import deepspeed_fields, degrees_of, fsdp_state, uses_deepspeed, zero_of
+from finegauge.formats.launcher_files import (
+    deepspeed_fields,
+    degrees_of,
+    fsdp_fields,
+    uses_deepspeed,
+    zero_of,
+)
 from finegauge.formats.sheet import mapping_in, of_pattern, refuse, samples_of, targets, whole_number
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers
@@ -59,7 +65,6 @@ _OF_TRANSFORMERS = {
     **{"rmsprop_8bit": "rmsprop_bnb_8bit", "adamw_4bit": "adamw_torch_4bit"},
 }
 NOT_OF_TRANSFORMERS = ("muon", "shampoo", "soap", "adam_mini")
-_FSDP = (("hybrid_shard", "hybrid"), ("shard_grad_op", "fsdp_shard_grad_op"), ("full_shard", "fsdp"))
 
 
 class Adapters(NamedTuple):
@@ -320,7 +325,6 @@ def _read_evaluation(reading: Reading) -> None:
 
 
 def _evaluation(run: Run) -> dict[str, Any]:
-    """Return how often a run evaluates, where it does."""
     kind = "epoch" if run.eval_steps is None else "steps"
     return {"eval_strategy": kind, "eval_steps": run.eval_steps} if run.eval_samples else {}
 
@@ -416,7 +420,13 @@ def read_sharding(reading: Reading, *, by_config: bool = False) -> None:
     if reading.get("deepspeed"):
         _read_deepspeed(reading)
     elif fsdp or (by_config and reading.get("fsdp_config")):
-        _read_fsdp(reading, fsdp)
+        words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
+        fields = {
+            "cpu_offload": "none",
+            **fsdp_fields(mapping_in(reading.get("fsdp_config")), words.lower().split()),
+        }
+        for field, value in fields.items():
+            reading.set(field, value, "fsdp", "fsdp_config")
     else:
         reading.ignored(("fsdp_config",), "fsdp is not stated")
 
@@ -445,27 +455,6 @@ def read_zero(reading: Reading, key: str, *beside: str) -> Mapping[str, Any] | N
     for field, value in found.fields.items():
         reading.set(field, value, key, *(beside if field == "sharding" else ()))
     return found.keys
-
-
-def _read_fsdp(reading: Reading, fsdp: Any) -> None:
-    """Read `fsdp` (words, a list of them, or true) and `fsdp_config`."""
-    words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
-    options = mapping_in(reading.get("fsdp_config"))
-    named = {str(key).removeprefix("fsdp_"): value for key, value in options.items()}
-    strategy = named.get("reshard_after_forward", named.get("sharding_strategy"))
-    words = f"{words} {strategy}".lower()
-    kind = "fsdp_shard_grad_op" if strategy is False else None
-    kind = kind or next((kind for word, kind in _FSDP if word in words), "fsdp")
-    reading.set("sharding", "none" if "no_shard" in words else kind, "fsdp", "fsdp_config")
-    offloads = "offload" in words or flag(
-        "offload_params", named.get("offload_params") or named.get("cpu_offload") or False
-    )
-    reading.set("cpu_offload", "params" if offloads else "none", "fsdp", "fsdp_config")
-    state = fsdp_state(named)
-    if flag("activation_checkpointing", named.get("activation_checkpointing") or False):
-        state["activation_checkpointing"] = "full"
-    for field, value in state.items():
-        reading.set(field, value, "fsdp_config")
 
 
 def read_dataset(

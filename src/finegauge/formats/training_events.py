@@ -230,7 +230,6 @@ def read_records(path: str) -> Logged:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of the log; a torn one ends it."""
     at, pieces = _HEAD, list[bytes]()
     while at + _PIECE <= len(data):
         left = _BLOCK - at % _BLOCK

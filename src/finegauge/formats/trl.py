@@ -209,7 +209,9 @@ def _read_method(reading: Reading) -> None:
         trainer_keys.read_extra(reading, _ADAPTERS.names[4])
         return
     _ADAPTERS.read(reading)
-    reading.not_modelled("rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora", "exclude_modules")
+    reading.not_modelled(
+        "rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora", "exclude_modules"
+    )
 
 
 def _method(run: Run) -> dict[str, Any]:
