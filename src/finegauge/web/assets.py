@@ -57,7 +57,7 @@ def first_script() -> str:
 
 
 def source(text: str) -> str:
-    """Return how a Content-Security-Policy names a style or script: by its hash [W3C CSP 3, section 2.3.1]."""
+    """Return how a Content-Security-Policy names a text: by its hash [W3C CSP 3, section 2.3.1]."""
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
