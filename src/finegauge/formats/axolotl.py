@@ -364,13 +364,13 @@ FORMAT = Format(
         "lora": {"adapter": "lora", "load_in_4bit": "false", "load_in_8bit": "false"},
         "qlora": {"adapter": "qlora", "load_in_4bit": "true", "load_in_8bit": "false"},
     },
-    not_modelled="relora lisa_n_layers unfrozen_parameters "
-    "tiled_mlp layer_offloading use_onebitllms auto_find_batch_size optim_target_modules lora_rank_pattern "
-    "peft_layers_to_transform spectrum_top_fraction kd_trainer model_quantization_config qat "
-    "nonexpert_quantization overrides_of_model_config dpo_use_liger_kernel lora_mlp_kernel lora_qkv_kernel "
-    "lora_o_kernel flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_fuse_qkv "
-    "unsloth_cross_entropy_loss label_smoothing_factor dataset_shard_num deepcompile dpo_padding_free diffusion "
-    "freeze_mm_modules use_mora use_scattermoe use_sonicmoe ple_cpu_offload s2_attention",
+    not_modelled="relora lisa_n_layers unfrozen_parameters tiled_mlp layer_offloading use_onebitllms "
+    "auto_find_batch_size optim_target_modules lora_rank_pattern peft_layers_to_transform "
+    "spectrum_top_fraction kd_trainer model_quantization_config qat nonexpert_quantization "
+    "overrides_of_model_config dpo_use_liger_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel "
+    "flash_attn_cross_entropy flash_attn_fuse_mlp flash_attn_fuse_qkv unsloth_cross_entropy_loss "
+    "label_smoothing_factor dataset_shard_num deepcompile dpo_padding_free diffusion freeze_mm_modules "
+    "use_mora use_scattermoe use_sonicmoe ple_cpu_offload s2_attention",
     lasting=trainer_keys.LASTING | {"lr_scheduler_type": "lr_scheduler"},
     data_keys=("datasets",),
 )

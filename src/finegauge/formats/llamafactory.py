@@ -398,8 +398,8 @@ FORMAT = Format(
         "lora": {"finetuning_type": "lora", "quantization_bit": ""},
         "qlora": {"finetuning_type": "lora", "quantization_bit": "4"},
     },
-    not_modelled="use_badam mixture_of_depths "
-    "freeze_extra_modules upcast_lmhead_output use_dft_loss use_eaft_loss use_asft_loss use_kt use_hyper_parallel reward_model_quantization_bit "
+    not_modelled="use_badam mixture_of_depths freeze_extra_modules upcast_lmhead_output use_dft_loss "
+    "use_eaft_loss use_asft_loss use_kt use_hyper_parallel reward_model_quantization_bit "
     "shift_attn use_llama_pro train_from_scratch auto_find_batch_size optim_target_modules "
     "label_smoothing_factor use_v1_kernels",
     lasting=trainer_keys.LASTING,
