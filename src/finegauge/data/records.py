@@ -397,7 +397,6 @@ def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
 
 
 def _numbered(batches: Iterator[Any], total_rows: int, num_bytes: int) -> Iterator[Chunk]:
-    """Yield the rows of batches as mappings; progress is told by rows."""
     seen = 0
     for batch in batches:
         if batch.num_rows:

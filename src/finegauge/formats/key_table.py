@@ -550,7 +550,8 @@ class Reading:
         unknown, blocks = list[str](), list[str]()
         for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]
-            if value is None or key in read or top in read or key in known or f"{top}.*" in known:
+            names = {key, key.removeprefix("no_"), top}
+            if value is None or names & read or key in known or f"{top}.*" in known:
                 continue
             off = str(value).lower() in ("false", "0") or re.search(_HARMLESS, key[:200])
             if not off or self.format.lists_its_keys:
@@ -583,7 +584,8 @@ class Reading:
 
     def _walk(self, key: str) -> Any:
         """Return the file's value of "section.key"; None where there is none."""
-        return self.keys[key] if key in self.keys else value_at(self.keys, key)
+        off = self.keys.get(f"no_{key}") is True  # --no_packing
+        return False if off else self.keys[key] if key in self.keys else value_at(self.keys, key)
 
 
 def recognise(keys: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from finegauge.formats import launcher_files, model_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
 from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, refuse
 from finegauge.run.field import flag, names, number, whole
-from finegauge.run.rules import COMPARING, PROJECTING
+from finegauge.run.rules import PROJECTING
 from finegauge.run.run import Run
 
 FILE = "llamafactory.yaml"
@@ -233,7 +233,7 @@ def read_batching(reading: Reading) -> None:
     packing = reading.get("packing")
     neat, pretrains = reading.flag("neat_packing"), reading.fields["phase"] in ("pt", "pretrain")
     packed = neat or (pretrains if packing is None else flag("packing", packing))
-    if packed and reading.fields["phase"] in COMPARING:
+    if packed and reading.fields["phase"] not in ("sft", "pt", "pretrain"):
         reading.ignored(("packing", "neat_packing"), "only samples of pt and sft are packed")
         packed = neat = False
     reading.set("packing", packed, "packing", "neat_packing")

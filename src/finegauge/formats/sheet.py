@@ -3,9 +3,10 @@
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from finegauge.documents import installed_version
+from finegauge.documents import installed_version, parse_yaml
 from finegauge.errors import FileFormatError, FineGaugeError, InputError, UnknownNameError
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run, figures
@@ -178,7 +179,10 @@ def listed(value: Any) -> list[Any]:
 
 
 def mapping_in(value: Any, *path: str) -> Mapping[str, Any]:
-    """Return the mapping at the end of a path of keys; {} where there is none."""
+    """Return the mapping at the end of a path of keys, JSON's text included; {} where there is none."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(FileFormatError):
+            value = parse_yaml(value, "a key's value")
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}

@@ -333,7 +333,7 @@ def _read_duration(reading: Reading) -> None:
     steps = number(-1, 1e10)("max_steps", reading.get("max_steps", -1))
     if steps > 0:
         reading.set("max_steps", int(steps), "max_steps")
-    never = reading.text("save_steps") == "0" and reading.text("save_strategy", "steps") == "steps"
+    never = reading.text("save_steps") == "0" and reading.text("save_strategy", "steps") in ("steps", "best")
     saves = {"epoch": 1.0, "no": 0.0, "false": 0.0}.get("no" if never else reading.text("save_strategy"))
     if saves is not None:
         reading.set("saves_per_epoch", saves, "save_strategy", "save_steps")

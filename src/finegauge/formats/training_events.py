@@ -249,7 +249,6 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def _items(message: bytes, number: int) -> dict[str, Any]:
-    """Return key and value of each item, which are the fields `number` of a message."""
     found: dict[str, Any] = {}
     for field, item in fields(message):
         if field != number or not isinstance(item, bytes):

@@ -46,6 +46,8 @@ def test_hidden_defaults(tmp_path: Path) -> None:
         ("quantization_bit: 4", {"method": "qlora", "weights_dtype": "nf4_dq", "adapter_dtype": "fp32"}),
         ("quantization_bit: 4\ndouble_quantization: false", {"weights_dtype": "nf4"}),
         ("quantization_bit: 8", {"method": "qlora", "weights_dtype": "int8"}),
+        ("disable_gradient_checkpointing: true\ngradient_checkpointing: true",
+         {"activation_checkpointing": "full"}),
         ("quantization_bit: 4\nupcast_layernorm: true", {"upcast_unquantized": True}),
         ("pure_bf16: true", {"adapter_dtype": "bf16", "autocast": "none", "weights_dtype": "bf16"}),
         ("fp16: true", {"autocast": "fp16", "weights_dtype": "fp16", "adapter_dtype": "fp32"}),

@@ -41,6 +41,12 @@ def test_swift_hidden_defaults(tmp_path: Path) -> None:
     [
         ("deepspeed: zero3_offload", {"sharding": "zero3", "cpu_offload": "all"}),
         ("deepspeed: zero2", {"sharding": "zero2", "cpu_offload": "none"}),
+        ("deepspeed: zero2\ndeepspeed_autotp_size: 2", {"tensor_parallel": 2, "num_gpus": 2}),
+        ("deepspeed: zero3\nzero_hpz_partition_size: 8", {"zero_hpz_partition_size": 8}),
+        ("fsdp: fsdp2", {"sharding": "fsdp", "loading": "rank0", "save_state": "sharded"}),
+        ("rlhf_type: ppo\nnum_ppo_epochs: 2\nreward_model: Qwen/Qwen3-8B",
+         {"seq_len": 1536, "max_new_tokens": 512, "ppo_epochs": 2, "reward_model": "Qwen/Qwen3-8B"}),
+        ("split_dataset_ratio: 0.1\neval_strategy: 'no'", {"validation_fraction": 0.0}),
         ("quant_bits: 4", {"method": "qlora", "weights_dtype": "nf4_dq"}),
         ("packing: true\npacking_length: 4096", {"packing": True, "seq_len": 4096, "padding": "free"}),
         ("dataset: ['a/b#500', 'c/d#700']\nsplit_dataset_ratio: 0.1",

@@ -50,6 +50,19 @@ def test_hidden_defaults_by_version(tmp_path: Path) -> None:
     [
         ("use_peft: true", {"method": "lora", "lora_rank": 16, "lora_alpha": 32.0, "lora_dropout": 0.05}),
         ("use_peft: true", {"lora_targets": ("q_proj", "v_proj"), "adapter_dtype": "fp32"}),
+        ("save_total_limit: -1\nsave_strategy: epoch", {"saves_kept": None, "saves_per_epoch": 1.0}),
+        ("torch_compile: false\ntorch_compile_backend: inductor", {"compile": True}),
+        ("fsdp: ''\nfsdp_config: {reshard_after_forward: true}", {"sharding": "none"}),
+        (
+            "fsdp: full_shard offload\nfsdp_config: {reshard_after_forward: false}",
+            {"sharding": "fsdp_shard_grad_op", "cpu_offload": "params", "loading": "host"},
+        ),
+        (
+            "datasets: [{path: tatsu-lab/alpaca, split: 'train[:1000]'}]\ntest_split_size: 0.1",
+            {"dataset": "tatsu-lab/alpaca", "num_samples": 1000, "validation_fraction": 0.1},
+        ),
+        ('model_init_kwargs: \'{"dtype": "bfloat16"}\'\ndtype: float32', {"weights_dtype": "bf16"}),
+        ("no_gradient_checkpointing: true", {"activation_checkpointing": "none"}),
         ("use_peft: true\nload_in_4bit: true", {"method": "qlora", "weights_dtype": "nf4"}),
         ("use_peft: true\nload_in_4bit: true\nuse_bnb_nested_quant: true", {"weights_dtype": "nf4_dq"}),
         ("use_peft: true\nload_in_4bit: true", {"adapter_dtype": "bf16"}),
