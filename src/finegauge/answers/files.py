@@ -217,7 +217,6 @@ def batching_figures(lengths: Lengths, run: Run) -> BatchingFigures:
 
 
 def _left_out(batches: "Batches") -> int:
-    """Return how many rows, and the samples in them, no batch of the epoch holds."""
     import numpy as np
 
     missing = np.ones(batches.rows.number, dtype=bool)

@@ -434,7 +434,6 @@ def _named(node: ast.AST) -> dict[str, ast.expr]:
 
 
 def _process(call: ast.Call, values: Values) -> str:
-    """Return what a call of subprocess or os.system starts."""
     owner, name = callee(call.func)
     if name not in _STARTS or owner not in _OWNERS or not call.args:
         return ""

@@ -166,7 +166,6 @@ def of_slurm(batch: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_node(batch: Mapping[str, Any]) -> int | None:
-    """Return how many GPUs of a node a script asks Slurm for."""
     gres = re.search(r":(\d{1,3})(?:\(|$)", str(batch.get("gres", "")))
     return whole_of(str(batch.get("gpus_per_node")).rpartition(":")[2]) or (int(gres[1]) if gres else None)
 
@@ -282,7 +281,6 @@ def _deepspeed_options(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _visible(variables: Mapping[str, str]) -> int:
-    """Return how many GPUs the environment lets a program see; 0 where it does not tell."""
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     return 0 if "$" in visible else sum(1 for one in visible.split(",") if one.strip())
 

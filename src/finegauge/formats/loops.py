@@ -16,6 +16,10 @@ from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 _OPTIMIZERS = re.compile(r"(Paged|Fused)?(AdamW?|Lion|SGD|Adafactor)(8bit)?")
 _LENGTHS = ("max_length", "max_seq_length", "seq_length", "seq_len", "max_len", "max_seq_len", "block_size",
             "context_length")  # fmt: skip
+_FINDS_LAYERS = re.compile(  # names of layers are gathered and returned
+    r"named_modules\(\)[\s\S]*\b(\w+)\.(?:add|append)\([\s\S]*\breturn (?:\w+\()*\1\b"
+)
+_MAX_FINDER = 4_000  # characters
 _OF_FIT = {"keras", "keras_nlp", "keras_hub", "tensorflow", "lightning", "pytorch_lightning"}
 _DISTILS = ("GKD", "GOLD", "MiniLLM", "Distillation", "DistillationSFT")
 _OTHER_WORK = re.compile(r"(?i)grpo|ppo|dpo|rollout|reward|distil|teacher|critic|adversar|discriminator")
@@ -42,6 +46,27 @@ def without_opaque(value: Any) -> Any:
     else:
         return value
     return value if same else kept
+
+
+def imports(nodes: Sequence[ast.AST]) -> dict[str, str]:
+    """Return what modules the names of a script come from, {name: module}."""
+    found = dict[str, str]()
+    for node in nodes:
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            name = alias.asname or alias.name.partition(".")[0]
+            found[name] = str(node.module or ".") if isinstance(node, ast.ImportFrom) else alias.name
+    return found
+
+
+def name_linears(tree: ast.Module, text: str) -> None:
+    """Have calls of a script's own functions that list a model's linear layers say "all-linear"."""
+    nodes = list(ast.walk(tree)) if "named_modules" in text else []
+    functions = [(one.name, ast.unparse(one)) for one in nodes if isinstance(one, ast.FunctionDef)]
+    short = [(name, text) for name, text in functions if "Linear" in text and len(text) < _MAX_FINDER]
+    finders, word = {name for name, text in short if _FINDS_LAYERS.search(text)}, ast.Constant("all-linear")
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.keyword) and isinstance(node.value, ast.Call):
+            node.value = word if last_name(node.value.func) in finders else node.value
 
 
 def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]) -> dict[str, Any]:
@@ -120,7 +145,6 @@ def _lightning(module: str) -> bool:
 
 
 def _batch(calls: Sequence[tuple[ast.Call, str, str]], values: Values) -> dict[str, Any]:
-    """Return the batch of the loader that shuffles, else of the first; one sample where there is none."""
     loaders = [values.named(call) for call, _, name in calls if name == "DataLoader"]
     chosen = next((told for told in loaders if told.get("shuffle")), loaders[0] if loaders else {})
     return {"per_device_train_batch_size": chosen.get("batch_size", 1)}
@@ -163,7 +187,6 @@ def _every(node: ast.If, values: Values) -> int | None:
 
 
 def _precision(word: str) -> dict[str, Any]:
-    """Return the arithmetic that a word of accelerate, autocast or Lightning stands for."""
     return {"bf16": True} if re.match(r"bf(loat)?16", word) else {"fp16": True} if "16" in word else {}
 
 

@@ -237,7 +237,6 @@ def in_full(keys: dict[str, Any], script: str = "") -> dict[str, Any]:
 
 
 def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
-    """Return whether a script that is not there has options of scripts around transformers' Trainer."""
     of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora", "use_flash_attn"} & {*keys}
     adapts = "lora_r" in keys and "use_peft" not in keys
     learns = "per_device_train_batch_size" in keys and _LEARNS & {*keys} and recognise(keys) in ("", RUN_FILE)

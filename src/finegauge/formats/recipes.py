@@ -35,7 +35,6 @@ def recipe_in(
 
 
 def _several(what: str, found: Collection[str], name: str) -> tuple[str, ...]:
-    """Return the warning of a text that holds several, of which one is read."""
     others = ", ".join(one for one in found if one != name)
     said = f"It holds {len(found)} {what}, of which {name} is read, not {others[:200]}."
     return (said,) if others else ()

@@ -14,7 +14,7 @@ from finegauge.errors import FileFormatError
 from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
-from finegauge.formats.loops import instead, own_loop, without_opaque
+from finegauge.formats.loops import imports, instead, name_linears, own_loop, without_opaque
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
 from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
 from finegauge.formats.recipes import READER, recipe_in
@@ -136,6 +136,7 @@ def load_python(
     Raises: FileFormatError for text that is no Python, or that starts no training.
     """
     tree = _parsed(text, name)
+    name_linears(tree, text)
     script = _Reader(tree, options, environment, files)
     nodes, wanted = list(ast.walk(tree)), str(options.get("config", ""))
     recipe, computed, remark = recipe_in(nodes, script.values, script.modules, wanted)
@@ -211,16 +212,6 @@ def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:
     )
 
 
-def _imports(nodes: list[ast.AST]) -> dict[str, str]:
-    """Return what modules the names of a script come from, {name: module}."""
-    found = dict[str, str]()
-    for node in nodes:
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            name = alias.asname or alias.name.partition(".")[0]
-            found[name] = str(node.module or ".") if isinstance(node, ast.ImportFrom) else alias.name
-    return found
-
-
 def _parsed(text: str, name: str) -> ast.Module:
     """Return the syntax tree; raise FileFormatError for text that is no Python, or too much of it."""
     import warnings
@@ -267,7 +258,7 @@ class _Reader:
         if self.values.drop_dead_branches(nodes):
             nodes = list(ast.walk(tree))
             self.values = Values(nodes, *given)
-        self.modules = _imports(nodes)
+        self.modules = imports(nodes)
         self.keys: dict[str, Any] = dict(self.values.parsed)
         self.opaque: set[str] = set()  # keys whose value is computed
         self.calls = {
@@ -360,15 +351,7 @@ class _Reader:
             self._note("trainer", _TRL_ARGUMENTS.get(name))
             self._take(call, None)
         elif name in _TRAINERS:
-            if name in _TRL_TRAINERS:
-                self.keys["trainer"] = _TRL_TRAINERS[name]
-            self._take(call, dict.fromkeys(_OF_TRAINER))
-            self._take_model(call, "model")
-            given = {str(one.arg): one.value for one in call.keywords}
-            self.has_arguments |= bool({"args", "None"} & {*given})
-            self.is_old |= name in _TRL_TRAINERS and "tokenizer" in given
-            self.keeps_logits |= "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
-            self._evaluated = given.get("eval_dataset", self._evaluated)
+            self._read_trainer(call, name)
         elif name == "from_pretrained" and (
             owner in _UNSLOTH
             or owner.startswith("AutoModel")
@@ -384,6 +367,21 @@ class _Reader:
             self._take(call, dict.fromkeys((*_OF_MODEL, *_OF_UNSLOTH)))
         else:
             self._read_beside(call, owner, name)
+
+    def _read_trainer(self, call: ast.Call, name: str) -> None:
+        if name in _TRL_TRAINERS:
+            self.keys["trainer"] = _TRL_TRAINERS[name]
+        self._take(call, dict.fromkeys(_OF_TRAINER))
+        self._take_model(call, "model")
+        given = {str(one.arg): one.value for one in call.keywords}
+        self.has_arguments |= bool({"args", "None"} & {*given})
+        other = given.get("ref_model", call.args[1] if len(call.args) > 1 else None)
+        made = self.values.assigned(last_name(other)) if name == "DPOTrainer" else None
+        if isinstance(made, ast.Call) and callee(made.func)[1] == "from_pretrained":
+            self._told["reference_model"] = "copy"  # beside adapters too
+        self.is_old |= name in _TRL_TRAINERS and "tokenizer" in given
+        self.keeps_logits |= "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
+        self._evaluated = given.get("eval_dataset", self._evaluated)
 
     def _note_blocks(self) -> None:
         """Note that texts are joined and cut into blocks, as run_clm.py does."""
@@ -525,7 +523,6 @@ class _Reader:
                 self._note((wanted[name] or name) if wanted else name, self.values.of(entry))
 
     def _take_model(self, call: ast.Call, keyword: str) -> None:
-        """Note the model that a call names: its first argument, or that keyword."""
         given = [argument.value for argument in call.keywords if argument.arg == keyword]
         value = self.values.of((given or call.args or [call])[0])
         if isinstance(value, str) and value:

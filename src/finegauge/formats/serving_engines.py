@@ -63,7 +63,6 @@ def _number(reading: Reading, *names: str) -> int:
 
 
 def _text_config(reading: Reading) -> Mapping[str, Any]:
-    """Return the configuration of the model's decoder; {} of a model that nobody knows."""
     known = known_model(str(reading.fields["model"]))
     config = known.config if known else {}
     inner = config.get("text_config")

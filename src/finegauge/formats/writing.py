@@ -130,7 +130,6 @@ def _without_effect(run: Run) -> Iterator[str]:
 
 
 def _has_experts(run: Run) -> bool:
-    """Return whether the model routes tokens to experts; yes where it is not known."""
     try:
         config = run.config
     except FineGaugeError:
@@ -172,7 +171,6 @@ def refuse_another_plan(framework: str, found: list[Difference]) -> None:
 
 
 def _weaker(difference: Difference) -> bool:
-    """Return whether less is sharded or offloaded than asked."""
     if difference.field == "sharding":
         return _SHARDED.get(difference.written, 0) < _SHARDED.get(difference.asked, 0)
     return difference.field == "cpu_offload" and difference.written == "none"
@@ -283,7 +281,6 @@ def own_framework(run: Run) -> str:
 
 
 def _framework_of(run: Run) -> str:
-    """Return the framework that a SkyPilot task starts."""
     return own_framework(run) or "trl"
 
 
@@ -445,7 +442,6 @@ def _data(recipe: Recipe, target: Format, written: Mapping[str, Any]) -> dict[st
 
 
 def _paths(named: Any) -> list[Any]:
-    """Return the data sets that a list of them names."""
     listed = named if isinstance(named, list) else [named]
     return [one.get("path") if isinstance(one, Mapping) else one for one in listed]
 

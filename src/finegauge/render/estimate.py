@@ -355,7 +355,6 @@ def _time_cells(seconds: float, total_s: float) -> tuple[str, str]:
 
 
 def _largest(parts: Breakdown) -> list[tuple[Path, float]]:
-    """Return the parts, the largest group first and, within a group, the largest part first."""
     groups = {path[:1]: value for path, value in parts.at(1).parts.items()}
     return sorted(parts.parts.items(), key=lambda item: (-groups[item[0][:1]], -item[1]))
 

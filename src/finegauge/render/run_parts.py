@@ -340,7 +340,6 @@ def shown_name(name: str) -> str:
 
 
 def _amount(num_bytes: float) -> str:
-    """Return GiB, and of little the unit that does not round it to nothing."""
     return gib(num_bytes) if num_bytes >= 0.1 * GIB else fmt.size(num_bytes)
 
 

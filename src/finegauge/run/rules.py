@@ -198,7 +198,9 @@ def _check_images(values: Mapping[str, Any]) -> None:
     if not (values["images_per_sample"] or values["videos_per_sample"]):
         return
     if values["image_size"] is None:
-        raise FieldError("images need image_size, as 1024x768: width x height before they are resized.")
+        raise FieldError(
+            "images need image_size: add their width x height unresized, as image_size=1024x768."
+        )
     if values["videos_per_sample"] and values["video_frames"] is None:
         raise FieldError("videos_per_sample needs video_frames, the frames taken of each video.")
     if values["phase"] in (*RL, *SERVING):
@@ -366,7 +368,6 @@ def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict
 
 
 def _padding(values: Mapping[str, Any]) -> str:
-    """Return to what sequences are padded where nothing says."""
     answers_end = values["phase"] in RL and values["mean_new_tokens"] is not None
     if values["packing"]:
         return "free" if values["phase"] in RL else "max"
@@ -584,7 +585,6 @@ def _fit_experts(values: dict[str, Any], config: Mapping[str, Any]) -> None:
 
 
 def _divisors(number: int) -> str:
-    """Return the divisors of `number` as "1, 2, 4 or 8", at most eight of them."""
     found = [str(n) for n in range(1, min(number, 4096) + 1) if number % n == 0][:8]
     return f"{', '.join(found[:-1])} or {found[-1]}" if len(found) > 1 else found[0]
 

@@ -263,7 +263,6 @@ def _cut(value: Any, key: str = "") -> Any:
 
 
 def _parts(path: str) -> Iterator[str]:
-    """Yield the parts of a path that are names, the last first."""
     yield from (part for part in reversed(re.split(r"[\\/]+", path)) if part.strip(".~"))
 
 
