@@ -87,7 +87,6 @@ def _words(value: Any) -> list[str]:
 
 
 def _line(*parts: Any) -> str:
-    """Return commands, each a line or a list of words, as one line for the shell."""
     return " ".join(part if isinstance(part, str) else shlex.join(_words(part)) for part in parts if part)
 
 
@@ -299,7 +298,6 @@ def of_make(text: str, words: Sequence[str]) -> str:
 
 
 def _plain(script: str, *, just: bool) -> str:
-    """Return a recipe with its variables as the shell writes them."""
     if just:
         names = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}")
         return names.sub(lambda found: f"${{{found[1].replace('-', '_')}}}", script)

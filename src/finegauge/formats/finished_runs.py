@@ -407,7 +407,7 @@ def saved_run(file: str) -> tuple[str, dict[str, Any]]:
 
 
 def own_keys(keys: Mapping[str, Any], trainer: str, folder: str) -> tuple[Format, dict[str, Any]]:
-    """Return the format that reads a Trainer's arguments, and those it has keys for, with what lies beside."""
+    """Return what reads a Trainer's arguments, and those it has keys for, with what lies beside them."""
     format_ = trl.FORMAT if trainer == "TRL" or {"max_length", "packing"} <= keys.keys() else trl.TRAINER
     own = {name: keys[name] for name in format_.keys if keys.get(name) not in (None, "", [], {})}
     if str(keys.get("use_cpu", "")) == "True":

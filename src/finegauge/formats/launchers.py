@@ -268,7 +268,6 @@ def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(keys: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of accelerate's file under the options of its launcher."""
     found = {**keys, **{key: told[key] for key in _ACCELERATE if key in told}}
     if isinstance(inside := found.get("deepspeed_config"), Mapping):
         found["deepspeed_config"] = {**inside, **_deepspeed_options(told)}

@@ -124,7 +124,6 @@ class _Lines(NamedTuple):
 
 
 def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
-    """Return the fp8 recipe that a name of mixed precision tells."""
     call = node if isinstance(node, ast.Call) else None
     told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
     named = callee(call.func)[1] if call else ""

@@ -54,7 +54,6 @@ def _read_model(reading: Reading, *names: str) -> None:
 
 
 def _number(reading: Reading, *names: str) -> int:
-    """Return the number of the first of `names` that is stated, "8k" read as engines do; else 1."""
     name = reading.which(*names)
     value = str(reading.get(name, 1))
     if short := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", value):

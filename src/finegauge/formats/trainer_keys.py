@@ -534,7 +534,6 @@ def read_validation(
 
 
 def _own_file(reading: Reading, name: str, keys: tuple[str, ...]) -> str | None:
-    """Return `name` if it is a file of texts that the command line names in place of the file's data set."""
     from finegauge.catalogue.datasets import holds_texts
 
     stated = any(key in reading.overrides for key in keys)

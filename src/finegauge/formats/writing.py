@@ -285,7 +285,6 @@ def _framework_of(run: Run) -> str:
 
 
 def _sheet(name: str, run: Run) -> tuple[str, Sheet, Format | None]:
-    """Return what messages call the framework, what its module makes of the run, and its table of keys."""
     row = _WRITERS[name]
     named, _, function = row.module.partition(":")
     module = import_module(f"finegauge.formats.{named}")
@@ -434,7 +433,6 @@ def _of_another(recipe: Recipe, target: Format) -> Iterator[tuple[str, Any]]:
 
 
 def _data(recipe: Recipe, target: Format, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what names the data, as the file of the same framework has it, where no other data is named."""
     found = {key: value_at(recipe.keys, key) for key in target.data_keys}
     if names_data(target, written):
         found = {key: one for key, one in found.items() if _paths(one) == _paths(value_at(written, key))}

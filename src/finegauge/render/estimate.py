@@ -171,7 +171,6 @@ def _file_sections(answer: EstimateAnswer, study: "Study | None") -> tuple[Secti
 
 
 def _formula_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
-    """Return how the stages of the step come about; the memory's formulas stand with the waterfall."""
     stages = [path for path in profile.step_time_s.at(1).parts if path in formulas]
     rows = tuple((" · ".join(path), formulas[path]) for path in stages)
     return Table("How the seconds come about", ("stage", "formula"), rows, 2)

@@ -210,7 +210,6 @@ def usual(found: "Sequence[GpuEstimate]") -> "GpuEstimate":
 
 
 def _instead(one: "GpuEstimate") -> tuple[bool, bool]:
-    """Return whether a model alone got another method, and whether it is sharded, because it did not fit."""
     origins = one.run.origins
     return origins.get("method") == FROM_MODEL_TOO_LARGE, origins.get("sharding") == FROM_COPY_TOO_LARGE
 

@@ -267,7 +267,6 @@ def _parts(path: str) -> Iterator[str]:
 
 
 def _leads_out(text: str) -> bool:
-    """Return whether `text`, taken as a path, may lead out of a folder."""
     return (
         text.startswith(("/", "~", "\\"))
         or _DRIVE.match(text) is not None

@@ -127,7 +127,6 @@ def upload_store() -> UploadStore:
 
 @cache
 def _store_of(process: int) -> UploadStore:
-    """Return the store of one process: a child that was forked gets its own."""
     del process
     return UploadStore()
 
