@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.documents import parse_json
-from finegauge.errors import FileFormatError
+from finegauge.errors import FieldError, FileFormatError
 from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
@@ -179,7 +179,11 @@ def load_python(
 
 
 def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a script leaves to others."""
+    """Yield what a script leaves to others; raise FieldError where it learns from a teacher."""
+    if script.has_teacher:
+        raise FieldError(
+            "teacher_model distils a teacher, which is not supported: ask for the student alone."
+        )
     if script.model_computed and "model_name_or_path" not in keys:
         yield MODEL_COMPUTED
     if script.builds and "model_name_or_path" not in keys:
@@ -275,7 +279,7 @@ class _Reader:
         self.loads_adapters = False  # of another training, to go on with
         self.builds, self._built = False, None  # a model without its weights, of another's configuration
         self.has_arguments = False  # a trainer, wherever they are
-        self.keeps_logits = self.has_mxfp4 = False
+        self.keeps_logits = self.has_mxfp4 = self.has_teacher = False
         self._evaluated: ast.expr | None = None  # the data set of a trainer's evaluations
         self._cuts = list[int]()  # where a tokenizer is told to cut
         self.trained_on = ""
@@ -330,6 +334,7 @@ class _Reader:
     def _read_all(self, nodes: list[ast.AST]) -> None:
         for node in nodes:
             if isinstance(node, ast.Call):
+                self.has_teacher |= any(one.arg == "teacher_model" for one in node.keywords)
                 self._read(node, *callee(node.func))
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
                 self._note_slice(node.value, node.slice)
