@@ -451,6 +451,8 @@ def read_arguments(file: str) -> tuple[Mapping[str, Any], str]:
     ranks = state.attributes.get("num_processes") if isinstance(state, Named) else None
     if isinstance(ranks, int) and ranks > 1:
         keys["num_processes"] = ranks
+    if kind := re.fullmatch(r"(?:trl|Unsloth\w+)\..*?(?:Unsloth)?([A-Z]\w+)Config", made.name):
+        keys["trainer"] = kind[1].lower()
     return keys, _TRAINERS.get(made.name.partition(".")[0], "")
 
 
