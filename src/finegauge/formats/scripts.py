@@ -436,9 +436,9 @@ class _Reader:
             self._note_cut(call, tokenizes=False)
         elif name in ("function", "cls") and owner in ("app", "stub"):  # Modal's
             self._told |= known_card(str(self.values.named(call).get("gpu", "")).partition(":")[0])
-        elif name == "ScalingConfig":  # Ray's: workers on a GPU each
+        elif name in ("ScalingConfig", "notebook_launcher"):  # Ray's and accelerate's: workers on a GPU each
             told = self.values.named(call)
-            workers = told.get("num_workers") if told.get("use_gpu") else None
+            workers = told.get("num_workers") if told.get("use_gpu") else told.get("num_processes")
             self._told |= {"num_gpus": workers} if isinstance(workers, int) else {}
             self._told |= known_card(str(told.get("accelerator_type", "")))
         else:
