@@ -456,6 +456,7 @@ def _lesson(
 
 
 def _is_chance(before: Sequence[float], left_out: Sequence[float]) -> bool:
+    """Return whether runs err by no more in common than runs that differ by chance do."""
     apart = min(stdev(before), sqrt(fmean(one * one for one in left_out)))
     return abs(fmean(before)) <= CHANCE * max(NOISE, apart) / sqrt(len(before))
 

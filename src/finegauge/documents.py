@@ -355,6 +355,7 @@ def _parsed_by_yaml(text: str, name: str) -> Any:
 
 
 def _whole(digits: str) -> int | float:
+    """Return a whole number; beyond 18 digits it is no count of anything, and a float."""
     return int(digits) if len(digits) <= 18 else float(digits)
 
 

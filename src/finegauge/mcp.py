@@ -278,6 +278,7 @@ async def _served(folder: str) -> None:
 
 
 def _own_input() -> BinaryIO:
+    """Return the client's stream on stdin; processes started here do not inherit it."""
     own = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

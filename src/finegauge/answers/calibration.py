@@ -277,4 +277,5 @@ def _scope(lesson: Lesson) -> LearnedScope:
 
 
 def _median(ratios: Sequence[float]) -> float:
+    """Return the median error, without signs, of logarithms of predicted over measured."""
     return median(abs(expm1(one)) for one in ratios)

@@ -44,6 +44,7 @@ def found_models(pattern: str = "") -> list[ModelFigures]:
 
 
 def _holds(pattern: str, *names: str) -> bool:
+    """Return whether every word of `pattern` stands in `names`, signs apart."""
     said, asked = (text.casefold().replace("-", "").replace("_", "") for text in (" ".join(names), pattern))
     return all(word in said for word in asked.split())
 

@@ -217,6 +217,7 @@ def batching_figures(lengths: Lengths, run: Run) -> BatchingFigures:
 
 
 def _left_out(batches: "Batches") -> int:
+    """Return how many rows, and the samples in them, no batch of the epoch holds."""
     import numpy as np
 
     missing = np.ones(batches.rows.number, dtype=bool)

@@ -300,6 +300,7 @@ def _ways(run: Run) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _lengths(run: Run) -> list[int]:
+    """Return the lengths to ask about: up to what the model has positions for, the run's own among them."""
     most = positions_of(run.config) or LENGTHS[-1]
     return sorted({run.seq_len, *(length for length in LENGTHS if length <= most)})
 

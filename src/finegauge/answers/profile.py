@@ -109,6 +109,7 @@ def profile_of(values: Mapping[str, Any], run: Run) -> Profile:
 
 
 def _quantity(values: Mapping[str, Any], parts: str, total: str) -> Breakdown:
+    """Return a breakdown, or its total alone where that is all that was said."""
     if named := values.get(parts):
         return breakdown_of(named)
     whole = _figure(values.get(total))

@@ -271,6 +271,7 @@ def side_by_side(found: Mapping[str, GpuEstimate | Profile]) -> SidesAnswer:
 
 
 def _names(paths: tuple[str, ...]) -> dict[str, str]:
+    """Return the last part of each path, or all of it where two would be called the same."""
     short = {path: os.path.splitext(os.path.basename(os.path.normpath(path)))[0] for path in paths}
     taken = list(short.values())
     return {path: name if taken.count(name) == 1 else path for path, name in short.items()}

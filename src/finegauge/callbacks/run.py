@@ -109,6 +109,7 @@ def _of_rows(dataset: Iterable[Any], parts: Iterable[str]) -> list[int]:
 
 
 def _sorted(counts: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return (length, count), shortest first; empty sequences are no samples."""
     return tuple(sorted((length, count) for length, count in counts.items() if length > 0))
 
 

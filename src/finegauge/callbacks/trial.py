@@ -368,6 +368,7 @@ class LiveTrial:
         )  # fmt: skip
 
     def _tokens(self, state: Any, logs: dict[str, Any]) -> float:
+        """Return the tokens so far, of all processes: counted, or as the log has them; 0: not known."""
         if self._counter is not None and self._counter.tokens:
             return float(self._counter.tokens * self._ranks)
         return float(logs.get("num_tokens") or getattr(state, "num_input_tokens_seen", 0) or 0)

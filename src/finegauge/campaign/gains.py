@@ -188,6 +188,7 @@ def _gain(name: str, base: Sequence[Facts], profiles: Sequence[Facts]) -> Gain:
 
 
 def _seconds(profiles: Sequence[Facts]) -> float | None:
+    """Return the seconds of one sequence: the median of all steps, or what is predicted."""
     steps = ((p, p.step_times_s or filter(None, [p.step_s])) for p in profiles)
     return _median(s / p.step_sequences for p, times in steps if p.step_sequences for s in times)
 
@@ -252,6 +253,7 @@ def _drawn(profiles: Sequence[Facts], random: Random) -> float:
 
 
 def _beats(one: Ratios, other: Ratios, names: Sequence[str]) -> bool:
+    """Return whether `one` is nowhere worse than `other`, and somewhere better."""
     ours, theirs = ([ratios[name] or 0.0 for name in names] for ratios in (one, other))
     return ours != theirs and all(map(ge, ours, theirs))
 

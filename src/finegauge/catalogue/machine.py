@@ -99,6 +99,7 @@ def _found(path: str) -> tuple[GpuHere, ...]:
 
 
 def _is_on_path(name: str) -> bool:
+    """Return whether a command is there; without shutil, whose import takes longer."""
     names = (name, f"{name}.exe") if os.name == "nt" else (name,)
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return any(os.access(os.path.join(folder, one), os.X_OK) for folder in folders for one in names)

@@ -226,6 +226,7 @@ def refreshed_path() -> str:
 
 
 def _state() -> tuple[str, str, int]:
+    """Return the folder of the user's offers, the refreshed table, and when that was written."""
     refreshed = refreshed_path()
     return home(), refreshed, os.stat(refreshed).st_mtime_ns if os.path.isfile(refreshed) else 0
 

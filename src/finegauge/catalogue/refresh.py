@@ -261,6 +261,7 @@ def _row(cloud: str, line: Mapping[str, str | None], today: str) -> dict[str, st
 
 
 def _number(cell: str | None) -> float | None:
+    """Return a figure, None where the cell is empty or 0. Raises: ValueError where it is none."""
     number = float(cell or "0")
     if not 0 <= number < 1e9:
         raise ValueError

@@ -257,6 +257,7 @@ def _tell(text: str) -> None:
 
 
 def _silence(stream: TextIO) -> None:
+    """Let what is still to be written to a stream vanish, at the end of the process too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -217,6 +217,7 @@ def _of_runs(paths: tuple[str, ...], names: Sequence[str], gpu: str) -> "Compari
 
 
 def _short(paths: tuple[str, ...]) -> Sequence[str]:
+    """Return what runs are called: the names of their files, or the paths where two have one name."""
     names = [os.path.basename(path) if os.path.exists(path) else path for path in paths]
     return names if len({*names}) == len(paths) else paths
 

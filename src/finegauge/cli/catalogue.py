@@ -197,6 +197,7 @@ def list_models(pattern: str, *, as_json: bool) -> None:
 
 
 def _short_name(figures: "ModelFigures") -> str:
+    """Return the shortest alias that is the model's own, where it has one, and not that of a fine-tune."""
     own = figures.name.casefold().rpartition("/")[2].removeprefix("meta-")[:7]
     return min(figures.aliases, key=lambda alias: (not alias.startswith(own), len(alias)), default="")
 

@@ -377,6 +377,7 @@ def why(words: tuple[str, ...], gpus: tuple[str, ...], *, fixed: str, overwrite:
 
 
 def _is_error(word: str) -> bool:
+    """Return whether an argument is an error's own text, no file."""
     return " " in word.strip() and "out of memory" in word.lower() and not os.path.exists(word)
 
 

@@ -146,6 +146,7 @@ def data(
 def _counted(
     file: str, tokenizer: str, format_name: str | None = None, template: str | None = None
 ) -> "Lengths":
+    """Return the lengths of a data set, and show meanwhile how far the counting is."""
     from finegauge.data.token_lengths import token_lengths
 
     gc.enable()  # which a command does without: this one is long

@@ -438,6 +438,7 @@ def _epoch(known: _Known, recipe: Recipe, epoch: int) -> "Batches":
 
 @lru_cache(maxsize=4)
 def _rows(known: _Known, recipe: Recipe, epoch: int) -> Any:
+    """Return the rows before they are shuffled, which do not depend on the batch."""
     simulation, tokens = _simulation(), known.lengths.tokens
     array = simulation.np.frombuffer(tokens, dtype=f"u{tokens.itemsize}")
     array = array + simulation.np.uint32(recipe.beside) if recipe.beside else array

@@ -235,6 +235,7 @@ def first_fit(lengths: Ints, room: int, most: int) -> Packs:
 
 
 def _tree(rooms: list[int]) -> list[int]:
+    """Return the tree whose leaves are `rooms`, a power of two of them: the largest below each branch."""
     levels = [rooms]
     while len(levels[-1]) > 1:
         below = levels[-1]

@@ -504,6 +504,7 @@ def _ids(text: Rendered, encoding: Any) -> list[int]:
 
 
 def _count_of(text: Rendered, encoding: Any) -> Count:
+    """Return how many tokens a sample has, and how many of them are learnt where questions are masked."""
     if text.counted is not None:
         return Count(len(text.counted.ids), text.counted.num_loss)
     num_tokens = len(encoding)

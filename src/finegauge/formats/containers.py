@@ -87,6 +87,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _line(*parts: Any) -> str:
+    """Return commands, each a line or a list of words, as one line for the shell."""
     return " ".join(part if isinstance(part, str) else shlex.join(_words(part)) for part in parts if part)
 
 
@@ -298,6 +299,7 @@ def of_make(text: str, words: Sequence[str]) -> str:
 
 
 def _plain(script: str, *, just: bool) -> str:
+    """Return a recipe with its variables as the shell writes them."""
     if just:
         names = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}")
         return names.sub(lambda found: f"${{{found[1].replace('-', '_')}}}", script)
@@ -432,6 +434,7 @@ def _named(node: ast.AST) -> dict[str, ast.expr]:
 
 
 def _process(call: ast.Call, values: Values) -> str:
+    """Return what a call of subprocess or os.system starts."""
     owner, name = callee(call.func)
     if name not in _STARTS or owner not in _OWNERS or not call.args:
         return ""

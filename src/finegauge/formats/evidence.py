@@ -411,6 +411,7 @@ class _Reader:
             self._cut = [("", line.strip())] if line[:1] == " " else []
 
     def _bare(self, line: str) -> str:
+        """Return a traceback's line without what stands before each, whatever it is."""
         if (at := line.find('  File "', 0, MAX_PREFIX)) > 0:
             self._prefix = at
         elif not (at == -1 and line[self._prefix :].startswith("    ")):  # no code below a frame

@@ -145,6 +145,7 @@ def _training_files(folder: str) -> Iterator[str]:
 
 
 def _of_arguments(keys: Mapping[str, Any], trainer: str, folder: str, words: tuple[str, ...]) -> Run:
+    """Return the run of a Trainer's arguments, with the model that lies beside them."""
     format_, own = own_keys(keys, trainer, folder)
     if not own["model_name_or_path"] and "model" not in {word.partition("=")[0] for word in words}:
         raise InputError("nothing says which model was trained; add model=NAME")
@@ -170,6 +171,7 @@ def _with_lengths(run: Run, found: Figures, assumptions: list[str]) -> Run:
 
 
 def _counted(run: Run) -> bool:
+    """Return whether the lengths of a run's data set are known here."""
     from finegauge.catalogue.datasets import dataset
 
     with suppress(FineGaugeError):

@@ -582,6 +582,7 @@ class Reading:
             self.warn("trust_remote_code is not acted on: no code of a model repository is run.")
 
     def _walk(self, key: str) -> Any:
+        """Return the file's value of "section.key"; None where there is none."""
         return self.keys[key] if key in self.keys else value_at(self.keys, key)
 
 

@@ -218,6 +218,7 @@ def says_more(refusal: FileFormatError) -> bool:
 
 
 def _of_document(text: str, place: Place) -> Launch:
+    """Return the training of Python that a here-document holds."""
     try:
         script = scripts.load_python(text, place.name, files=place.beside)
     except FileFormatError as error:  # it may well prepare one
@@ -535,6 +536,7 @@ def _config(
 
 
 def _is_training(value: Any, place: Place) -> bool:
+    """Return whether an option's value names a file that holds a training framework's keys."""
     found = (
         place.text(value) if isinstance(value, str) and value.endswith((".yaml", ".yml", ".json")) else None
     )

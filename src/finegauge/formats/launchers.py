@@ -166,6 +166,7 @@ def of_slurm(batch: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_node(batch: Mapping[str, Any]) -> int | None:
+    """Return how many GPUs of a node a script asks Slurm for."""
     gres = re.search(r":(\d{1,3})(?:\(|$)", str(batch.get("gres", "")))
     return whole_of(str(batch.get("gpus_per_node")).rpartition(":")[2]) or (int(gres[1]) if gres else None)
 
@@ -270,6 +271,7 @@ def _accelerate_options(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(keys: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of accelerate's file under the options of its launcher."""
     found = {**keys, **{key: told[key] for key in _ACCELERATE if key in told}}
     if isinstance(inside := found.get("deepspeed_config"), Mapping):
         found["deepspeed_config"] = {**inside, **_deepspeed_options(told)}
@@ -282,6 +284,7 @@ def _deepspeed_options(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _visible(variables: Mapping[str, str]) -> int:
+    """Return how many GPUs the environment lets a program see; 0 where it does not tell."""
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
     return 0 if "$" in visible else sum(1 for one in visible.split(",") if one.strip())
 

@@ -190,6 +190,7 @@ def _quantized(reading: Reading) -> str:
 
 
 def _precision(run: Run) -> dict[str, Any]:
+    """Return bf16 throughout, or mixed precision over fp32 trained weights."""
     trained = run.adapter_dtype if run.trains_adapters else run.weights_dtype
     if run.autocast == "none" and trained == "bf16":
         return {"pure_bf16": True}

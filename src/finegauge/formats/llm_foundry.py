@@ -58,6 +58,7 @@ _PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "amp_fp8": "bf16", "fp32"
 
 
 def _adapt(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys dotted, those of a run of the platform without its own."""
     if "parameters" in keys:
         keys = {**mapping_in(keys, "parameters"), "compute": mapping_in(keys, "compute")}
     return dotted(keys)

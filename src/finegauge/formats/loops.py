@@ -145,6 +145,7 @@ def _lightning(module: str) -> bool:
 
 
 def _batch(calls: Sequence[tuple[ast.Call, str, str]], values: Values) -> dict[str, Any]:
+    """Return the batch of the loader that shuffles, else of the first; one sample where there is none."""
     loaders = [values.named(call) for call, _, name in calls if name == "DataLoader"]
     chosen = next((told for told in loaders if told.get("shuffle")), loaders[0] if loaders else {})
     return {"per_device_train_batch_size": chosen.get("batch_size", 1)}
@@ -187,6 +188,7 @@ def _every(node: ast.If, values: Values) -> int | None:
 
 
 def _precision(word: str) -> dict[str, Any]:
+    """Return the arithmetic that a word of accelerate, autocast or Lightning stands for."""
     return {"bf16": True} if re.match(r"bf(loat)?16", word) else {"fp16": True} if "16" in word else {}
 
 

@@ -545,6 +545,7 @@ def _sibling(name: str) -> str:
 
 
 def _stem(name: str) -> str:
+    """Return the last part of a model's name without what tuning or packaging adds to it."""
     return TUNED.sub("", QUANTISED_COPY.sub("", name.lower().rpartition("/")[2]))
 
 

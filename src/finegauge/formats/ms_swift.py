@@ -329,6 +329,7 @@ def _sharding(run: Run) -> dict[str, Any]:
 
 
 def _built_in(run: Run) -> str | None:
+    """Return the built-in name of the run's sharding; None where a file has to say it."""
     as_built = run.tensor_parallel == 1 and (run.offload_pinned or run.cpu_offload == "none")
     asked = (run.sharding, run.cpu_offload) if as_built else None
     return next((name for name, kind in _BUILT_IN.items() if kind == asked), None)

@@ -236,6 +236,7 @@ def in_full(keys: dict[str, Any], script: str = "") -> dict[str, Any]:
 
 
 def _is_plain_trainer(keys: Mapping[str, Any], named: str) -> bool:
+    """Return whether a script that is not there has options of scripts around transformers' Trainer."""
     of_scripts = {"model_max_length", "block_size", "q_lora", "use_lora", "use_flash_attn"} & {*keys}
     adapts = "lora_r" in keys and "use_peft" not in keys
     learns = "per_device_train_batch_size" in keys and _LEARNS & {*keys} and recognise(keys) in ("", RUN_FILE)
@@ -269,12 +270,14 @@ def _of_unsloth_cli(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_old_trl(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of TRL's scripts, by the names of any release."""
     plain = {OF_CLASS.sub("", key): value for key, value in options.items()}
     adapts = {"use_peft": True} if any(key.startswith("peft_config.") for key in options) else {}
     return {_OF_OLD_TRL.get(key, key): value for key, value in plain.items()} | adapts
 
 
 def _of_llama_recipes(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of llama-recipes without the class that they are of: --fsdp_config.pure_bf16."""
     plain = {_OF_CONFIG.sub("", key): value for key, value in options.items()}
     return {key: value for key, value in plain.items() if not key.startswith("dataset.")}
 

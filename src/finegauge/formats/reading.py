@@ -270,6 +270,7 @@ def _of_text(asked: RunArgument, name: str) -> _Loaded:
 
 
 def _is_build(name: str) -> bool:
+    """Return whether a file of that name holds commands that build something."""
     of_make = name in ("makefile", "gnumakefile", "justfile", ".justfile")
     container = any(part.partition("-")[0] in ("dockerfile", "containerfile") for part in name.split("."))
     return of_make or container or name.endswith((".mk", ".bat", ".cmd", ".ps1"))
@@ -394,6 +395,7 @@ def beside(fields: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def _refuse_foreign(keys: Mapping[str, Any], name: str) -> None:
+    """Raise for a file of a program that trains nothing, or whose files are not read."""
     foreign = next((row["reason"] for row in refused("file") if {*row["keys"]} <= {*keys}), None)
     if foreign is not None:
         hint = "" if ";" in foreign else "; write a run file, with model and method"

@@ -35,6 +35,7 @@ def recipe_in(
 
 
 def _several(what: str, found: Collection[str], name: str) -> tuple[str, ...]:
+    """Return the warning of a text that holds several, of which one is read."""
     others = ", ".join(one for one in found if one != name)
     said = f"It holds {len(found)} {what}, of which {name} is read, not {others[:200]}."
     return (said,) if others else ()
@@ -124,6 +125,7 @@ class _Lines(NamedTuple):
 
 
 def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
+    """Return the fp8 recipe that a name of mixed precision tells."""
     call = node if isinstance(node, ast.Call) else None
     told = [values.of(node), *(values.of(one) for one in call.args)] if call else [values.of(node)]
     named = callee(call.func)[1] if call else ""

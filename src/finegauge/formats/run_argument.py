@@ -166,6 +166,7 @@ def _spoken(argument: str) -> RunArgument:
 
 
 def _may_be_name(argument: str) -> bool:
+    """Return whether what nothing on disk is called may be a model's name, and no path that is mistyped."""
     starts = argument.startswith(("./", "../")) or argument.casefold().endswith(SUFFIXES)
     return not starts and re.fullmatch(_HUB_ID, argument) is not None
 

@@ -528,6 +528,7 @@ class _Reader:
                 self._note((wanted[name] or name) if wanted else name, self.values.of(entry))
 
     def _take_model(self, call: ast.Call, keyword: str) -> None:
+        """Note the model that a call names: its first argument, or that keyword."""
         given = [argument.value for argument in call.keywords if argument.arg == keyword]
         value = self.values.of((given or call.args or [call])[0])
         if isinstance(value, str) and value:

@@ -54,6 +54,7 @@ def _read_model(reading: Reading, *names: str) -> None:
 
 
 def _number(reading: Reading, *names: str) -> int:
+    """Return the number of the first of `names` that is stated, "8k" read as engines do; else 1."""
     name = reading.which(*names)
     value = str(reading.get(name, 1))
     if short := re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", value):
@@ -62,6 +63,7 @@ def _number(reading: Reading, *names: str) -> int:
 
 
 def _text_config(reading: Reading) -> Mapping[str, Any]:
+    """Return the configuration of the model's decoder; {} of a model that nobody knows."""
     known = known_model(str(reading.fields["model"]))
     config = known.config if known else {}
     inner = config.get("text_config")

@@ -219,6 +219,7 @@ class Shell:
         self.files |= inner.files
 
     def _is_skipped(self) -> bool:
+        """Return whether the test before decides that the next command is not run."""
         answer, joined = self._before
         return bool(joined) and answer is (joined == "||")
 

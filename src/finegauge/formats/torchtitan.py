@@ -175,6 +175,7 @@ def _read_validation(reading: Reading) -> None:
 
 
 def _read_compile(reading: Reading) -> None:
+    """Read whether the model is compiled, not its loss alone."""
     parts = names("compile.components", reading.get("compile.components") or ("model",))
     reading.set("compile", any(map(reading.flag, _COMPILE)) and "model" in parts, *_COMPILE)
 
@@ -352,6 +353,7 @@ def _stages(run: Run) -> dict[str, Any]:
 
 
 def _data_parallel(reading: Reading) -> int | None:
+    """Return how many ranks read different sequences; None where nobody says how many GPUs there are."""
     if reading.launched_gpus is not None or "data_parallel_shard" not in reading.fields:
         return reading.data_ranks(reading.launched_gpus)
     ranks = ("data_parallel_shard", "data_parallel_replicate")

@@ -92,6 +92,7 @@ _DEGREES = {
 
 
 def _class(reading: Reading, key: str) -> str:
+    """Return the last part of the dotted name that a component has."""
     return reading.text(key).rpartition(".")[2]
 
 
@@ -247,6 +248,7 @@ def _files(run: Run) -> dict[str, Any]:
 
 
 def _read_precision(reading: Reading) -> None:
+    """Read the one number format of weights, adapters and arithmetic."""
     dtype, method = reading.get("dtype", "bf16"), reading.fields["method"]
     reading.set("weights_dtype", "nf4_dq" if method == "qlora" else dtype, "dtype")
     reading.set("autocast", "none", "dtype")
@@ -298,6 +300,7 @@ def _checkpointing(run: Run) -> dict[str, Any]:
 
 
 def _read_compile(reading: Reading) -> None:
+    """Read whether the model is compiled: a flag, or one for each part."""
     parts = reading.get("compile")
     compiles = parts.get("model", False) if isinstance(parts, dict) else reading.flag("compile")
     reading.set("compile", compiles, "compile")

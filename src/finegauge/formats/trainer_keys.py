@@ -319,6 +319,7 @@ def _read_evaluation(reading: Reading) -> None:
 
 
 def _evaluation(run: Run) -> dict[str, Any]:
+    """Return how often a run evaluates, where it does."""
     kind = "epoch" if run.eval_steps is None else "steps"
     return {"eval_strategy": kind, "eval_steps": run.eval_steps} if run.eval_samples else {}
 
@@ -534,6 +535,7 @@ def read_validation(
 
 
 def _own_file(reading: Reading, name: str, keys: tuple[str, ...]) -> str | None:
+    """Return `name` if it is a file of texts that the command line names in place of the file's data set."""
     from finegauge.catalogue.datasets import holds_texts
 
     stated = any(key in reading.overrides for key in keys)

@@ -269,6 +269,7 @@ def _items(message: bytes, number: int) -> dict[str, Any]:
 
 
 def _value(text: bytes) -> Any:
+    """Return a JSON value; None for one that is none, or is deeper or larger than any setting."""
     try:
         value = json.loads(text) if len(text) <= MAX_VALUE_BYTES else None
     except (ValueError, RecursionError):

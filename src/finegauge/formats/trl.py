@@ -86,6 +86,7 @@ _PEFT_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
 
 def _since(reading: Reading, *version: int) -> bool:
+    """Return whether it is TRL that reads the file, of this version or a later one."""
     return reading.format is not TRAINER and not reading.before(*version)
 
 
@@ -299,6 +300,7 @@ def _read_loss(reading: Reading) -> None:
 
 
 def _read_accumulation(reading: Reading) -> None:
+    """Read whether FSDP reduces gradients after every micro-batch."""
     how = mapping_in(reading.get("accelerator_config"), "gradient_accumulation_kwargs")
     if "sync_each_batch" in how:
         reading.set("sync_each_batch", how["sync_each_batch"], "accelerator_config")
@@ -353,6 +355,7 @@ def _read_data(reading: Reading) -> None:
 
 
 def _data(run: Run) -> dict[str, Any]:
+    """Return the data set: of a hub by its name, a file as what reads it."""
     named = dataset_name(run)
     kind = file_kind(named) if named else None
     return {"datasets": [{"path": kind, "data_files": named}]} if kind else {"dataset_name": named}
@@ -380,6 +383,7 @@ def _batching(run: Run) -> dict[str, Any]:
 
 
 def _strategy(run: Run) -> str:
+    """Return how samples are packed: joined and cut anywhere, or whole, kept apart."""
     if run.packing_strategy == "wrapped":
         return "wrapped"
     return "bfd_split" if run.over_length == "split" else "bfd"

@@ -130,6 +130,7 @@ def _without_effect(run: Run) -> Iterator[str]:
 
 
 def _has_experts(run: Run) -> bool:
+    """Return whether the model routes tokens to experts; yes where it is not known."""
     try:
         config = run.config
     except FineGaugeError:
@@ -171,6 +172,7 @@ def refuse_another_plan(framework: str, found: list[Difference]) -> None:
 
 
 def _weaker(difference: Difference) -> bool:
+    """Return whether less is sharded or offloaded than asked."""
     if difference.field == "sharding":
         return _SHARDED.get(difference.written, 0) < _SHARDED.get(difference.asked, 0)
     return difference.field == "cpu_offload" and difference.written == "none"
@@ -281,10 +283,12 @@ def own_framework(run: Run) -> str:
 
 
 def _framework_of(run: Run) -> str:
+    """Return the framework that a SkyPilot task starts."""
     return own_framework(run) or "trl"
 
 
 def _sheet(name: str, run: Run) -> tuple[str, Sheet, Format | None]:
+    """Return what messages call the framework, what its module makes of the run, and its table of keys."""
     row = _WRITERS[name]
     named, _, function = row.module.partition(":")
     module = import_module(f"finegauge.formats.{named}")
@@ -433,6 +437,7 @@ def _of_another(recipe: Recipe, target: Format) -> Iterator[tuple[str, Any]]:
 
 
 def _data(recipe: Recipe, target: Format, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what names the data, as the file of the same framework has it, where no other data is named."""
     found = {key: value_at(recipe.keys, key) for key in target.data_keys}
     if names_data(target, written):
         found = {key: one for key, one in found.items() if _paths(one) == _paths(value_at(written, key))}
@@ -440,6 +445,7 @@ def _data(recipe: Recipe, target: Format, written: Mapping[str, Any]) -> dict[st
 
 
 def _paths(named: Any) -> list[Any]:
+    """Return the data sets that a list of them names."""
     listed = named if isinstance(named, list) else [named]
     return [one.get("path") if isinstance(one, Mapping) else one for one in listed]
 

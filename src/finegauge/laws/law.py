@@ -109,6 +109,7 @@ def _affine_start(sweep: Sweep) -> dict[str, float]:
 
 
 def _set_to_zero(constant: str) -> Callable[[Sweep], dict[str, float]]:
+    """Return what sets `constant` to 0 where all points have one sparsity, which cannot tell it."""
     return lambda sweep: {constant: 0.0} if len({s.condition.sparsity_fraction for s in sweep}) < 2 else {}
 
 

@@ -330,6 +330,7 @@ class _Settled(Collectives):
 
 
 def _users(sent: Any) -> list[tuple[torch.Tensor, int]]:
+    """Return every tensor of a message, and how often it is held."""
     tensors = [tensor for tensor in tree_iter(sent) if type(tensor) is torch.Tensor]
     return [(tensor, tensor._use_count()) for tensor in tensors]
 

@@ -328,6 +328,7 @@ def _config(model: Any, run: Run) -> Any:
 
 
 def _layer_norms(model: Any) -> list[str]:
+    """Return the names of the norms that PEFT's layer-norm tuning trains."""
     names = {path.rpartition(".")[2] for path, module in model.named_modules() if _is_norm(path, module)}
     return sorted(names & LAYER_NORMS)
 
@@ -430,6 +431,7 @@ def _in_layer(name: str) -> str:
 
 
 def _is_attention(model: Any, linear: str) -> bool:
+    """Return whether a linear is of an attention over all pairs, not of a linear one."""
     parts = linear.split(".")
     owners = [type(model.get_submodule(".".join(parts[:end]))).__name__ for end in range(len(parts))]
     if "linear_attn" in linear or any(n.endswith(("DeltaAttention", "LightningAttention")) for n in owners):

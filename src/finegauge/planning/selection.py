@@ -428,6 +428,7 @@ def front(figures: Sequence["NDArray[np.float64]"]) -> "NDArray[np.intp]":
 
 
 def _beaten(rows: "NDArray[np.float64]", others: "NDArray[np.float64]") -> "Mask":
+    """Return which of `rows` some row of `others`, that stands before it, equals or beats."""
     import numpy as np
 
     found: Mask = np.any(np.all(others[None, :, :] <= rows[:, None, :], axis=2), axis=1)

@@ -168,6 +168,7 @@ class Curve:
 
 
 def _between(points: list[tuple[tuple[float, ...], float]], at: float) -> float:
+    """Return the value at `at` on the straight lines between points of one size."""
     ordered = sorted((place[0], value) for place, value in points)
     below = [point for point in ordered if point[0] <= at] or ordered[:1]
     above = [point for point in ordered if point[0] > at] or ordered[-1:]

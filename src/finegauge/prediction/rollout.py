@@ -312,6 +312,7 @@ class EngineClock:
         self.prompt_s = self._passes(together, self.prompt_tokens).parts["prompts"] / together
 
     def _passes(self, rows: float, context: float) -> StepTime:
+        """Return the prompts of `rows` answers, and one token of each at the end of `context` tokens."""
         extents = Extents.of(rows, context)
         return self.generate(self.asked._replace(mean=extents, longest=extents), "prompts", "token")
 

@@ -171,6 +171,7 @@ def _file_sections(answer: EstimateAnswer, study: "Study | None") -> tuple[Secti
 
 
 def _formula_table(profile: Profile, formulas: Mapping[Path, str]) -> Table:
+    """Return how the stages of the step come about; the memory's formulas stand with the waterfall."""
     stages = [path for path in profile.step_time_s.at(1).parts if path in formulas]
     rows = tuple((" · ".join(path), formulas[path]) for path in stages)
     return Table("How the seconds come about", ("stage", "formula"), rows, 2)
@@ -354,6 +355,7 @@ def _time_cells(seconds: float, total_s: float) -> tuple[str, str]:
 
 
 def _largest(parts: Breakdown) -> list[tuple[Path, float]]:
+    """Return the parts, the largest group first and, within a group, the largest part first."""
     groups = {path[:1]: value for path, value in parts.at(1).parts.items()}
     return sorted(parts.parts.items(), key=lambda item: (-groups[item[0][:1]], -item[1]))
 

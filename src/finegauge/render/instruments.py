@@ -211,6 +211,7 @@ def _evaluation(seen: Seen) -> Section:
 
 
 def _tasks(seen: Seen) -> Section:
+    """Return the scores of lm-evaluation-harness: "acc,none 0.31"."""
     rows = [[task, metric, f"{value:.4f}"] for task, found in seen.items() for metric, value in found.items()]
     table = _rows("Tasks", ("task", "metric", "score"), rows, 2)
     return section("tasks", "Tasks", table, said="of lm-evaluation-harness")

@@ -207,6 +207,7 @@ def plan_in(document: Mapping[str, Any], path: str) -> "PlanAnswer":
 
 @contextmanager
 def _refusing(path: str, said: str) -> Iterator[None]:
+    """Raise FileFormatError where a document lacks what it needs."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:

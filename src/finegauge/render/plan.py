@@ -424,6 +424,7 @@ def _change_table(answer: PlanAnswer) -> Table | None:
 
 
 def _input_table(run: Run) -> Table:
+    """Return the fields of the run; the GPU that it starts from is the plan's to choose."""
     table = input_table(run)
     return table._replace(rows=tuple(row for row in table.rows if row[0] != "gpu"))
 

@@ -210,6 +210,7 @@ def usual(found: "Sequence[GpuEstimate]") -> "GpuEstimate":
 
 
 def _instead(one: "GpuEstimate") -> tuple[bool, bool]:
+    """Return whether a model alone got another method, and whether it is sharded, because it did not fit."""
     origins = one.run.origins
     return origins.get("method") == FROM_MODEL_TOO_LARGE, origins.get("sharding") == FROM_COPY_TOO_LARGE
 
@@ -339,6 +340,7 @@ def shown_name(name: str) -> str:
 
 
 def _amount(num_bytes: float) -> str:
+    """Return GiB, and of little the unit that does not round it to nothing."""
     return gib(num_bytes) if num_bytes >= 0.1 * GIB else fmt.size(num_bytes)
 
 

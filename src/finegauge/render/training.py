@@ -90,6 +90,7 @@ def _verdict(profile: Profile, device: str) -> Iterator[Text]:
 
 
 def _advice(profile: Profile) -> str:
+    """Return what makes a run safe; nothing on a device whose figures are not published."""
     if profile.run.gpu is None:
         return ""
     return f" {advice_sentence(advice_answer(advise(profile.run)))}"

@@ -268,6 +268,7 @@ def texts(rows: Sequence[Sequence[Cell]]) -> tuple[tuple[str, ...], ...]:
 
 
 def _decimals(column: Sequence[Cell]) -> int:
+    """Return the decimals that give the middle number of a column three digits that matter."""
     sizes = sorted(abs(cell) for cell in column if isinstance(cell, float) and cell)
     if not sizes or all(size == int(size) for size in sizes):
         return 0

@@ -178,12 +178,14 @@ def _advice_row(one: ChangedRun) -> tuple[Text, ...]:
 
 
 def _fields_text(one: ChangedRun) -> str:
+    """Return the fields that a change sets; nothing where its name says them."""
     shown = [name for name in one.changes if name not in FOLLOWS] or list(one.changes)
     fields = ", ".join(f"{name}={fmt.plain(one.changes[name])}" for name in shown)
     return "" if fields in (one.switch, f"gpu={one.switch}") else fields
 
 
 def _needs(one: ChangedRun) -> Text:
+    """Return a change's fields and what it needs in return; nothing where its name says it all."""
     said = f" ({fields})" if (fields := _fields_text(one)) else ""
     needs = f": {'; '.join(one.breaks)}" if one.breaks else ""
     return (Toned(one.switch, "strong"), f"{said}{needs}") if said or needs else ""
@@ -307,6 +309,7 @@ def _fits_reasons(one: FitsOn) -> Iterator[Note]:
 
 
 def _way_name(way: FitsWith) -> str:
+    """Return "QLoRA, FSDP, Liger"."""
     return (
         f"{METHODS[way.method]}{SHARDING[way.sharding]}{''.join(f', {one.title()}' for one in way.kernels)}"
     )

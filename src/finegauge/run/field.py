@@ -182,6 +182,7 @@ def _figure(value: Any) -> int | float | None:
 
 
 def _plain(value: Any) -> str:
+    """Return `value` for a message: numbers bare, everything else quoted and short."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and abs(value) >= 10**18:

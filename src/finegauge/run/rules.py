@@ -368,6 +368,7 @@ def _roles(values: Mapping[str, Any], framework: Framework, engine: str) -> dict
 
 
 def _padding(values: Mapping[str, Any]) -> str:
+    """Return to what sequences are padded where nothing says."""
     answers_end = values["phase"] in RL and values["mean_new_tokens"] is not None
     if values["packing"]:
         return "free" if values["phase"] in RL else "max"
@@ -585,6 +586,7 @@ def _fit_experts(values: dict[str, Any], config: Mapping[str, Any]) -> None:
 
 
 def _divisors(number: int) -> str:
+    """Return the divisors of `number` as "1, 2, 4 or 8", at most eight of them."""
     found = [str(n) for n in range(1, min(number, 4096) + 1) if number % n == 0][:8]
     return f"{', '.join(found[:-1])} or {found[-1]}" if len(found) > 1 else found[0]
 

@@ -173,6 +173,7 @@ def facts_of(values: Mapping[str, Any]) -> Facts:
 
 
 def _known(amount: Any) -> Any:
+    """Return a number of a document, 0 for those that JSON has not."""
     return 0.0 if isinstance(amount, dict) and amount.keys() == {NOT_FINITE} else amount
 
 
@@ -227,6 +228,7 @@ def plain(value: Any) -> Any:
 
 
 def _restored(value: Any) -> Any:
+    """Return `value` with the numbers that JSON has not."""
     if isinstance(value, dict):
         if value.keys() == {NOT_FINITE} and isinstance(value[NOT_FINITE], str):
             return float(value[NOT_FINITE])

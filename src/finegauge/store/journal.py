@@ -312,6 +312,7 @@ def _head(text: bytes, record_at: int) -> dict[str, Any]:
 def _is_cell(
     cell: Any, labels: Any = None, estimator: Any = None, repetition: Any = None, **_options: Any
 ) -> bool:
+    """Return whether something is asked as campaigns ask."""
     return (
         (type(cell), type(labels), type(estimator), type(repetition)) == (str, dict, str, int)
         and {str}.issuperset(map(type, labels.values()))
@@ -359,6 +360,7 @@ def _text(record: Mapping[str, Any]) -> bytes:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`; a disk that fills up takes part of it first."""
     while data:
         data = data[os.write(descriptor, data) :]
 

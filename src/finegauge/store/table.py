@@ -287,6 +287,7 @@ def _values(column: Any) -> Iterable[Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value of SQL as one that JSON has; dates, decimals and bytes are text."""
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
     if isinstance(value, dict):

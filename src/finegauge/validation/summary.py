@@ -467,6 +467,7 @@ def reliability(answers: Iterable[Answer]) -> Reliability | None:
 
 
 def _of_others(rows: Iterable[Answer], source: str) -> Interval | None:
+    """Return the interval of `rows` without those of `source`; None where too few sources are left."""
     found = [residual for one in rows if one.row.source != source and (residual := _residual(one))]
     return conformal_interval(found) if len({one.source for one in found}) >= MIN_SOURCES - 1 else None
 

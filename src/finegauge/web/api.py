@@ -100,6 +100,7 @@ def refusal(status: int, sentence: str, field: str | None = None) -> Reply:
 
 
 def _told(text: str) -> str:
+    """Return `text` without the temporary folder of pasted texts."""
     folder = re.escape(upload_store().folder.replace("\\", "\\\\"))
     return re.sub(rf"{folder}[/\\]+pasted[/\\]+[0-9a-f]{{32}}[/\\]+", "", text)
 
@@ -127,6 +128,7 @@ def _check_kinds(asked: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _beside(field: str) -> Iterator[None]:
+    """Attach `field` to errors raised inside."""
     try:
         yield
     except FineGaugeError as error:
@@ -187,6 +189,7 @@ def _whatif(asked: RequestAsked) -> WhatIfAnswer:
 
 
 def _rows(found: Callable[..., Iterable[Any]], *names: str) -> Question:
+    """Return the question that lists the rows which `found` finds by the arguments `names`."""
     return lambda asked: json_text([plain(one) for one in found(*map(asked.text, names))])
 
 

@@ -263,10 +263,12 @@ def _cut(value: Any, key: str = "") -> Any:
 
 
 def _parts(path: str) -> Iterator[str]:
+    """Yield the parts of a path that are names, the last first."""
     yield from (part for part in reversed(re.split(r"[\\/]+", path)) if part.strip(".~"))
 
 
 def _leads_out(text: str) -> bool:
+    """Return whether `text`, taken as a path, may lead out of a folder."""
     return (
         text.startswith(("/", "~", "\\"))
         or _DRIVE.match(text) is not None

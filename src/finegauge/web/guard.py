@@ -212,6 +212,7 @@ def _is_known(host: str, access: Access) -> bool:
 
 
 def _without_port(host: str) -> str:
+    """Return the name in a Host header: "[::1]" of "[::1]:8317"."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdecimal() else host
 

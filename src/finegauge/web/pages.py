@@ -260,6 +260,7 @@ def download(name: str, form: Mapping[str, str]) -> Reply:
 
 
 def _profile_file(form: Mapping[str, str]) -> Reply:
+    """Return the answer as `finegauge estimate --json` prints it."""
     text = document("estimate", estimate_answer([run_of(State.of(form))]))
     return Reply(text, media_type="application/json", filename="finegauge-profile.json")
 
@@ -389,6 +390,7 @@ def _plan_file(form: Mapping[str, str]) -> Reply:
 
 
 def _framework_files(form: Mapping[str, str]) -> Reply:
+    """Return the run as the files of a framework, with how to start it and what they cannot say."""
     framework, written, texts = _written(form)
     return _archive(_with_readme(written, texts), f"{framework}.zip")
 

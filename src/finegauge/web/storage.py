@@ -127,6 +127,7 @@ def upload_store() -> UploadStore:
 
 @cache
 def _store_of(process: int) -> UploadStore:
+    """Return the store of one process: a child that was forked gets its own."""
     del process
     return UploadStore()
 

@@ -245,11 +245,13 @@ def _reading(
 
 
 def _copy_rate(readings: Iterable[Reading]) -> float:
+    """Return the bytes per second, read and written, of the largest copy; 0 where none was read."""
     copies = [one for one in readings if one.operator == "copy"]
     return max(((one.bytes, one.bytes / one.seconds) for one in copies), default=(0.0, 0.0))[1]
 
 
 def _product_rate(readings: Iterable[Reading], dtype: str) -> float:
+    """Return the FLOP/s of the best matrix product in `dtype`; 0 where none was read."""
     products = (one for one in readings if one[:3] == ("linear", dtype, "forward"))
     return max((one.flops / one.seconds for one in products), default=0.0)
 

@@ -144,10 +144,12 @@ def _grouped(a: Shape, b: Shape) -> tuple[float, float]:
 
 
 def _linear(a: Shape, b: Shape) -> tuple[float, float]:
+    """Return those of [.., k] x [n, k] transposed."""
     return 2.0 * prod(a) * b[0], prod(a[:-1]) * b[0]
 
 
 def _vector(a: Shape, b: Shape) -> tuple[float, float]:
+    """Return those of [m, k] x [k]."""
     return 2.0 * prod(a), prod(a) / b[-1]
 
 

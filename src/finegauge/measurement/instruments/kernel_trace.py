@@ -176,6 +176,7 @@ def _operator(event: Mapping[str, Any]) -> Operator:
 
 
 def _shape(dims: Any) -> tuple[int, ...]:
+    """Return the shape of one input; a list of tensors becomes the elements of all of them."""
     return (sum(map(prod, dims)),) if dims and isinstance(dims[0], list) else tuple(dims)
 
 

@@ -289,6 +289,7 @@ def _griffin_mixer(f: Figures, attends: Any) -> Mixer:
 
 
 def _griffin(f: Figures) -> Family:
+    """Return the width of its feed-forward: half of what it says."""
     size = f.size("intermediate_size")
     return {"mlp_size": f.divided("intermediate_size", size, "the two halves of its feed-forward", 2)}
 

@@ -397,6 +397,7 @@ def mllama_tower(f: Figures, text_hidden: int) -> int:
 
 
 def _stem(f: Figures, hidden: int, *, bias: bool = True, values: int = 0) -> Part:
+    """Return the convolution whose kernel is a patch: a product of its values, which nobody quantises."""
     values = values or f.size("num_channels") * f.size("patch_size") ** 2
     return Part(Linear("patch_embedding", values, hidden, bias, kind="conv"))
 

@@ -320,6 +320,7 @@ def _draw(axes: "Axes", panel: Panel) -> None:
 
 
 def _colours(panel: Panel) -> dict[str, str]:
+    """Return the colour of each party of a panel, its own or the next of the cycle."""
     parties = dict.fromkeys(series.whose for series in panel.series)
     return {whose: COLOURS.get(whose, CYCLE[n % len(CYCLE)]) for n, whose in enumerate(parties)}
 

@@ -165,6 +165,7 @@ def draw_front(ways: "Sequence[Way]", *, spot: bool) -> "Figure":
 
 
 def _marks(ways: "Sequence[Way]") -> dict[str, tuple[str, str]]:
+    """Return the colour and the shape of each group; beyond eight groups the pairs differ, not both."""
     groups, num = dict.fromkeys(way.group for way in ways), len(CYCLE)
     return {group: (CYCLE[n % num], MARKERS[(n + n // num) % num]) for n, group in enumerate(groups)}
 
