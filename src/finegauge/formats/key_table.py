@@ -462,8 +462,8 @@ class Reading:
                 way = ": the script does not tell its variable's value; add model=NAME"
             elif "the model is built by the script" in told:
                 way = ": it builds it of a configuration of its own; add model=config.json, as it saves it"
-            elif "the model is an argument" in told:
-                way = ": it is an argument without a default, or computed; add model=NAME"
+            elif said := re.search(r"the model is (.+?), and is not read", told):
+                way = f": it is {said[1]}; add model=NAME"
             elif theirs := [name for name in self.keys if re.search(_OF_MODELS, str(name)[:200])]:
                 way += f" ({shown(str(theirs[0]))} is no key of {self.format.name})"
             raise FieldError(f"{self.file_name} does not state its model{way}.")

@@ -38,7 +38,7 @@ from finegauge.formats.launchers import (
     until_pipe,
 )
 from finegauge.formats.programs import LLAMA_FACTORY, MODULES, NOT_READ, SCRIPTS, TOOLS, Program
-from finegauge.formats.sheet import BLOCK, mapping_in
+from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
 from finegauge.formats.shell import Command, Shell
 from finegauge.records import NamedTuple
 
@@ -344,8 +344,8 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if not program.reader and any(word.startswith("--job.config_file") for word in rest):
         program, script = Program("torchtitan"), None  # whose train.py it is
     arrays = [word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)]  # that nobody sets
-    rest = [word for word in rest if word not in arrays]
-    options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
+    rest, settles = [word for word in rest if word not in arrays], _own_settings(script)
+    options, loose = options_of(rest, hydra=program.hydra or settles == "hydra" or _looks_like_hydra(rest))
     if str(options.get("do_train", "")).lower() in ("false", "0"):
         raise _TrainsNothingError(
             f"{place.name} starts {shown(named)} with do_train false, which trains nothing."
@@ -355,7 +355,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
                if word[:1] == "$" and (before[:1] != "-" or "=" in before)] + arrays  # fmt: skip
     if "config_name" in options and {"output_dir", "tokenizer_name"} & {*options}:  # no file of Hydra's
         options.setdefault("model_name_or_path", options.pop("config_name"))
-    keys, file = _config(options, loose, command, place, warnings)
+    keys, file = ({}, "") if settles else _config(options, loose, command, place, warnings)
     takes = (keys, {"accelerate_config"}), (options, () if serves else OF_LAUNCHERS)  # of TRL's files, too
     own = {key: held.pop(key) for held, names in takes for key in names if key in held}
     options, variables = _of_its_own(program, line, options, keys, warnings)
@@ -374,7 +374,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         loaded = _of_script(script, named, {**keys, **options}, reader, seen, place)
         options = {key: value for key, value in options.items() if key not in loaded.own} | loaded.keys
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
-    told = programs.laid_over({**program.keys, **keys}, options)
+    told = laid_over({**program.keys, **keys}, options)
     unset = [key for key, value in {**keys, **options}.items()
              if isinstance(value, str | list) and UNSET.search(_OF_FILE.sub("", str(value)))]  # fmt: skip
     warnings += [
@@ -383,7 +383,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     ]
     warnings += [f"{place.name}: what {shown(one)} adds to the command is not known." for one in unknown[:5]]
     keys, options = (place.filled(held, unset) for held in (keys, options))
-    keys = programs.laid_over({**program.keys, **keys}, options)
+    keys = laid_over({**program.keys, **keys}, options)
     if not reader:
         reader = programs.reader_of(told, named) or program.usual
         if script is None and program == Program():
@@ -400,6 +400,16 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if block:
         keys = {**keys, BLOCK: {**block, **mapping_in(keys, BLOCK)}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
+
+
+def _own_settings(script: tuple[str, str] | None) -> str:
+    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse" or ""."""
+    text = script[0] if script else ""
+    if re.search(r"^\s*@hydra\.main\(", text, re.MULTILINE):
+        return "hydra"
+    opens = re.search(r"safe_load|(yaml|json|OmegaConf|tomli?|tomllib)\.load", text)
+    declares = re.search(r"""add_argument\(\s*(["']-\w["'],\s*)?["']--config([_-](file|path))?["']""", text)
+    return "argparse" if opens and declares else ""
 
 
 def _of_its_own(

@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from finegauge.documents import parse_yaml
-from finegauge.errors import FileFormatError
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.sheet import BLOCK, mapping_in
@@ -376,25 +374,3 @@ NOT_READ = {
     "lm_eval": "lm-eval evaluates and trains nothing",
     "paddleformers-cli": "PaddleFormers' arguments are not read",
 }
-
-
-def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's keys under the options, "section.key" ones inside their sections."""
-    result: dict[str, Any] = dict(keys)
-    for path, value in options.items():
-        *sections, last = path.split(".")
-        place = result
-        for section in sections[:12]:
-            place[section] = place = dict(mapping_in(place, section))
-        place[last] = _typed(value)
-    return result
-
-
-def _typed(value: Any) -> Any:
-    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
-    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
-        try:
-            return parse_yaml(f"x: {value}", "an option")["x"]
-        except (FileFormatError, KeyError, TypeError):
-            return value
-    return None if value in ("null", "None") else value

@@ -1,4 +1,4 @@
-"""Recipes that a Python text states: NeMo 2's and Megatron-Bridge's, and torchtitan's configurations.
+"""Recipes that a Python text states: NeMo 2's, Megatron-Bridge's, torchtitan's, what Hydra composes.
 
 They are calls whose arguments are the framework's own keys; read as text and never run.
 """
@@ -8,8 +8,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from finegauge.documents import parse_yaml
+from finegauge.formats.launcher_files import merged
 from finegauge.formats.model_names import narrow
-from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
+from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
+from finegauge.formats.sheet import laid_over, scalar, value_at
 from finegauge.records import NamedTuple
 
 READER = "reader"  # the key under which a recipe says which module reads it
@@ -32,6 +35,94 @@ def recipe_in(
         return {}, set(), ()
     recipe, remark = _of_torchtitan(nodes, values, wanted)
     return {**recipe, READER: "torchtitan"} if recipe else {}, set(), remark
+
+
+def hydra_settings(
+    nodes: Sequence[ast.AST], options: Mapping[str, Any], files: Files
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return what Hydra hands the function under its decorator, {argument: settings}, and the file it needs.
+
+    Args:
+        nodes: Of a script.
+        options: Its command line, {"group": "choice", "section.key": value}.
+        files: Returns the text of a file beside it.
+    """
+    for function in nodes:
+        for made in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+            if isinstance(made, ast.Call) and callee(made.func) == ("hydra", "main") and function.args.args:
+                told = {one.arg: getattr(one.value, "value", None) for one in made.keywords}
+                folder, name = (
+                    options.get(key, told.get(key)) or usual
+                    for key, usual in (("config_path", "."), ("config_name", "config"))
+                )
+                path = f"{folder}/{name}"
+                held = _composed(path, options, files, 0)
+                over = {k: scalar(v) for k, v in options.items() if k not in ("config_path", "config_name")}
+                for group, choice in over.items():  # of groups that the defaults do not name
+                    if not isinstance(held.get(group), Mapping) and isinstance(choice, str):
+                        held = merged(held, _of_group(str(folder), group, choice, options, files, 0))
+                choices = {group for group in over if isinstance(held.get(group), Mapping)}
+                settings = laid_over(held, {k: v for k, v in over.items() if k not in choices})
+                return {function.args.args[0].arg: _resolved(settings, settings)}, "" if held else path
+    return {}, ""
+
+
+def _composed(path: str, options: Mapping[str, Any], files: Files, depth: int) -> dict[str, Any]:
+    """Return the keys of a file of Hydra's, over or under those of its defaults."""
+    text = files(path if path.endswith(".yaml") else f"{path}.yaml")
+    keys = parse_yaml(text, path) if text and depth < _MOST_DERIVED else None
+    if not isinstance(keys, dict):
+        return {}
+    stated, found = keys.pop("defaults", None), dict[str, Any]()
+    listed = [*stated] if isinstance(stated, list) else []
+    for one in listed if "_self_" in listed else [*listed, "_self_"]:
+        if one == "_self_":
+            found = merged(found, keys)
+            continue
+        group, choice = next(iter(one.items())) if isinstance(one, dict) and one else ("", one)
+        group, _, package = str(group).removeprefix("optional ").partition("@")
+        choice = options.get(group.strip("/").replace("/", "."), choice)
+        if not isinstance(choice, str) or group.startswith("override "):
+            continue
+        root = path.rpartition("/")[0] if depth == 0 or not group.startswith("/") else path.partition("/")[0]
+        found = merged(found, _of_group(root, group.strip("/"), choice, options, files, depth, package))
+    return found
+
+
+def _of_group(
+    root: str,
+    group: str,
+    choice: str,
+    options: Mapping[str, Any],
+    files: Files,
+    depth: int,
+    package: str = "",
+) -> dict[str, Any]:
+    """Return the keys of a choice of a group, in the sections that the group is named after."""
+    path = "/".join(filter(None, (root, *group.split("."), choice)))
+    below = _composed(path, options, files, depth + 1)
+    head = re.match(r"#\s*@package\s+(\S+)", files(f"{path}.yaml") or "")
+    package = package or (head[1] if head else group)
+    for part in reversed([] if package == "_global_" else re.split("[./]", package)):
+        below = {part: below} if part and below else below
+    return below
+
+
+def _resolved(value: Any, whole: Mapping[str, Any]) -> Any:
+    """Return settings with what OmegaConf's ${section.key} stands for."""
+    if isinstance(value, dict):
+        return {key: _resolved(one, whole) for key, one in value.items() if one != "???"}
+    if isinstance(value, list):
+        return [_resolved(one, whole) for one in value]
+    for _ in range(_MOST_DERIVED if isinstance(value, str) else 0):
+        named = re.search(r"\$\{([\w.]{1,100})\}", value)
+        told = value_at(whole, named[1]) if named else None
+        if named is None or told is None or isinstance(told, dict | list):
+            break
+        if named[0] == value and not isinstance(told, str):
+            return told
+        value = value.replace(named[0], str(told))
+    return value
 
 
 def _several(what: str, found: Collection[str], name: str) -> tuple[str, ...]:
@@ -182,8 +273,15 @@ class _Configurations(NamedTuple):
             keys = dict(self._made(node.args[0], held, function, depth))
         elif called != ("Trainer", "Config"):
             return {}
+        body = [one for one in self.functions[function].body if isinstance(one, ast.Assign)]
+        local = {last_name(one.targets[0]): one.value for one in body}
         for part in node.keywords:
-            _change(keys, [str(part.arg)], part.value, function, self.values)
+            value = (
+                local.get(last_name(part.value), part.value)
+                if isinstance(part.value, ast.Name)
+                else part.value
+            )
+            _change(keys, [str(part.arg)], value, function, self.values)
         return keys
 
 
@@ -213,10 +311,13 @@ def _section(section: str, made: Any, function: str, values: Values) -> dict[str
     """Return the keys of one part of a Trainer.Config: training=TrainingConfig(seq_len=8192)."""
     if not isinstance(made, ast.Call):
         return {"model.hf_assets_path": values.of(made)} if section == "hf_assets_path" else {}
-    if section == "model_spec":
-        flavour = str(values.of(made.args[0])) if made.args else ""
+    if section in ("model_spec", "model"):
+        flavour, told = str(values.of(made.args[0])) if made.args else "", values.named(made)
         family = function.partition("_" + re.sub(r"\W", "_", flavour.lower()))[0]
-        return {"model.flavor": flavour, "model.name": family.removeprefix("sft_")}
+        found = {"model.flavor": flavour, "model.name": family.removeprefix("sft_")}
+        return found | {
+            f"model.{k}": v for k, v in told.items() if k == "attn_backend" and isinstance(v, str)
+        }
     owner, name = callee(made.func)
     if section == "loss":
         return {"loss.kind": "chunked" if owner.startswith("Chunked") else "full_logits"}

@@ -1,11 +1,13 @@
 """What one framework's writer hands over: keys and values, not yet text, and how to start the training."""
 
+import ast
+import operator
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from finegauge.documents import installed_version
+from finegauge.documents import installed_version, parse_yaml
 from finegauge.errors import FileFormatError, FineGaugeError, InputError, UnknownNameError
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run, figures
@@ -42,6 +44,15 @@ NAMED_PROJECTIONS = frozenset(_NAMED.split())
 DENSE = NAMED_PROJECTIONS - {"mixtral", "qwen2_moe", "qwen3_moe"}
 BLOCK = "finegauge"  # of fields of a run in any file
 _OF_ENVIRONMENT = r"\$\{(?:oc\.env:\w{1,100},|[A-Z]\w{0,99}[:,]-?)\s*([^${}]{1,200})\}"
+MAX_TEXT = 4096  # characters of a text that is put together
+_BINARY: Mapping[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 class Sheet(NamedTuple):
@@ -238,6 +249,54 @@ def value_at(keys: Mapping[str, Any], path: str) -> Any:
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def scalar(value: Any) -> Any:
+    """Return a word of the command line as the number or the flag that it is."""
+    if not isinstance(value, str) or len(value) > 30:
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        return int(value) if value.strip("+-").isdecimal() else float(value)
+    except ValueError:
+        return value
+
+
+def joined(kind: ast.operator, left: Any, right: Any) -> Any:
+    """Return two plain values joined by an operator; None where that cannot be."""
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
+    if type(kind) not in _BINARY or not (numbers or adds):
+        return None
+    if (numbers and max(abs(left), abs(right)) > 1e15) or (adds and len(left) + len(right) > MAX_TEXT):
+        return None
+    try:
+        return _BINARY[type(kind)](left, right)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's keys under the options, "section.key" ones inside their sections."""
+    result: dict[str, Any] = dict(keys)
+    for path, value in options.items():
+        *sections, last = path.split(".")
+        place = result
+        for section in sections[:12]:
+            place[section] = place = dict(mapping_in(place, section))
+        place[last] = _typed(value)
+    return result
+
+
+def _typed(value: Any) -> Any:
+    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
+    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
+        try:
+            return parse_yaml(f"x: {value}", "an option")["x"]
+        except (FileFormatError, KeyError, TypeError):
+            return value
+    return None if value in ("null", "None") else value
 
 
 def rendered(name: str, keys: Mapping[str, Any], head: list[str]) -> str:

@@ -55,6 +55,8 @@ _FLAVOURS = {
     **{"deepseek_v3-16b": "deepseek-v2-lite", "deepseek_v3-671b": "deepseek-v3"},
     **{"llama4-17bx16e": "llama-4-scout", "llama4-17bx128e": "llama-4-maverick"},
 }
+_ATTENDS = re.compile(r"[_-](flex|varlen)([_-](attn|flash))?$")  # a flavour's ending
+_FLEX = ("llama4", "gpt_oss", "deepseek_v3")  # whose attention is flex in every release
 _IMPLEMENTATION, _IN_BACKWARD = "optimizer.implementation", "optimizer.early_step_in_backward"
 _FLOAT8, _GATHERS = "model.converters", "float8.enable_fsdp_float8_all_gather"
 
@@ -143,11 +145,19 @@ def _read_model(reading: Reading) -> None:
     """Read the model: name and flavour; where the catalogue lacks that, the folder of its assets."""
     folder = str(reading.get("model.hf_assets_path", reading.get("model.tokenizer_path", "")))
     parts = [part for part in reversed(folder.replace("\\", "/").split("/")) if part not in ("", ".", "..")]
-    family, flavour = reading.text("model.name"), reading.text("model.flavor")
+    family, flavour = reading.text("model.name"), re.sub(_ATTENDS, "", reading.text("model.flavor"))
     named = _FLAVOURS.get(f"{family}-{flavour}", f"{_CATALOGUE_NAME.get(family, family)}-{flavour}")
     stated = reading.overrides.get("model.flavor")
     guesses = [stated] if stated else [named, *([] if "debug" in flavour else parts)]
     reading.set_catalogue_model(guesses, "model.flavor", "model.hf_assets_path")
+
+
+def _read_attention(reading: Reading) -> None:
+    """Read the kernel: a flavour's ending or the registry's word; newer releases attend by flex unasked."""
+    unasked = "flex" if reading.stated(_TOKENS) or reading.text("model.name") in _FLEX else "sdpa"
+    ending = re.search(_ATTENDS, reading.text("model.flavor"))
+    kind = reading.text("model.attn_backend", ending[1] if ending else unasked)
+    reading.set("attention", "sdpa" if kind == "sdpa" else "flash", "model.attn_backend", "model.flavor")
 
 
 def _read_batch(reading: Reading) -> None:
@@ -381,7 +391,8 @@ FORMAT = Format(
     "torchtitan",
     (
         Row("model.name model.flavor model.hf_assets_path model.tokenizer_path", _read_model, _model),
-        fixed(method="full", phase="pretrain", packing=True, padding="max", attention="sdpa"),
+        fixed(method="full", phase="pretrain", packing=True, padding="max"),
+        Row("model.attn_backend", _read_attention),
         key("loss.kind", "loss", writes=False),  # of its Python
         key("optimizer.name", "optimizer", "adamw", words={"adamw": "AdamW"}),
         Row(f"{_IMPLEMENTATION} {_IN_BACKWARD}", _read_implementation, _implementation),
