@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from finegauge.catalogue.tables import refused
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
@@ -37,7 +38,7 @@ from finegauge.formats.launchers import (
     options_of,
     until_pipe,
 )
-from finegauge.formats.programs import LLAMA_FACTORY, MODULES, NOT_READ, SCRIPTS, TOOLS, Program
+from finegauge.formats.programs import LLAMA_FACTORY, MODULES, SCRIPTS, TOOLS, Program
 from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
 from finegauge.formats.shell import Command, Shell
 from finegauge.records import NamedTuple
@@ -93,6 +94,7 @@ _ARRAY = re.compile(r"(?ms)=\(\s*$.*?^\s*\)")  # whose comments end with their l
 _CUT_SHORT = re.compile(r"\\\n[ \t]*#[^\n]*\n[ \t]*-|\\ +#")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
+_MAX_LAUNCHER = 60  # words before a program's name
 _MAX_FOLLOWED = 3  # scripts that start scripts
 _OF_FILE = re.compile(r"\$\{[a-z]\w*(\.\w+)+\}")  # what a file of OmegaConf takes of its own
 
@@ -240,9 +242,14 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     for at, word in enumerate(words):
         tool = MODULES.get(word, word.rpartition("/")[2])
         tool = next((image for image in _IMAGES if tool.startswith(f"{image}:")), tool)
-        if tool in NOT_READ and (at == 0 or not words[at - 1].startswith("--")):
+        spellings = (word, tool, " ".join(words[max(0, at - 1) : at + 1]))
+        rows = refused("command") if at < _MAX_LAUNCHER else ()
+        why = [
+            row["reason"] for row in rows if any(re.fullmatch(row["pattern"], one[:200]) for one in spellings)
+        ]
+        if why and (at == 0 or not words[at - 1].startswith("--")):
             raise FileFormatError(
-                f"{place.name}: {NOT_READ[tool]}; state the run in FineGauge's own fields, such as model."
+                f"{place.name}: {why[0]}; state the run in FineGauge's own fields, such as model."
             )
         following, by_name = "".join(words[at + 1 : at + 2]), TOOLS.get(tool, {})
         named = word in MODULES or not (at and re.match(r"-[^=]*.(?<!^--)$", words[at - 1]))
@@ -257,7 +264,8 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
             return _read(program, _Line(tool, words[:at], rest, command, place, batch))
         is_module = at > 0 and words[at - 1] in ("-m", "--module")
         if (is_module and word in LAUNCHERS) or (
-            word.endswith(SCRIPT_ENDINGS) and _hands_on(words[at + 1 :])
+            word.endswith(SCRIPT_ENDINGS)
+            and _hands_on(words[at + 1 :], wraps=word.endswith(SHELL_ENDINGS) and place.text(word) is None)
         ):
             continue
         if is_module or word.endswith(SCRIPT_ENDINGS) or word.startswith("--module="):
@@ -267,9 +275,11 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     return None
 
 
-def _hands_on(rest: Sequence[str]) -> bool:
+def _hands_on(rest: Sequence[str], *, wraps: bool) -> bool:
     """Return whether a script only starts what stands behind its options: submit.py --gpus 8 -- COMMAND."""
     behind = rest[rest.index("--") + 1 :] if "--" in rest[:-1] else ()
+    if wraps and rest and rest[0].endswith(".py"):
+        return True
     return any(word in ("accelerate", "torchrun", "deepspeed") or word in TOOLS for word in behind[:3]) or (
         any(word.endswith(SCRIPT_ENDINGS) for word in behind[:4])
     )

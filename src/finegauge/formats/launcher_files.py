@@ -26,10 +26,11 @@ BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
 _STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
 GATHERS = "stage3_gather_16bit_weights_on_model_save"
-_NOT_PREDICTED = (
-    *("compression_training", "sparse_attention", "progressive_layer_drop", "expert_parallel"),
-    *("zero_optimization.zenflow", "zero_optimization.zero_quantized_nontrainable_weights"),
-    "zero_optimization.offload_optimizer.super_offload",
+# Blocks of DeepSpeed's file that are read, or that neither memory nor time hangs on.
+_BLOCKS = re.compile(
+    r"bf16|fp16|amp|optimizer|scheduler|zero_optimization|activation_checkpointing|aio|tensor_parallel|comet"
+    r"|data_types|checkpoint|comms_logger|flops_profiler|tensorboard|wandb|csv_monitor|monitor_config"
+    r"|autotuning|elasticity|hybrid_engine|torch_autocast|offload_(optimizer|param)"
 )
 # Its optimizers, of which a training file's gives way to.
 _OPTIMIZERS = {
@@ -225,11 +226,18 @@ class Zero(NamedTuple):
 
 def unmodelled(keys: Mapping[str, Any]) -> str:
     """Return the warning of what DeepSpeed's keys ask that is not predicted; "" of nothing."""
-    asked = [path for path in _NOT_PREDICTED if str(value_at(keys, path) or "false").lower() != "false"]
-    ratio = value_at(keys, "zero_optimization.offload_optimizer.ratio")  # of Twin-Flow
+    zero: Mapping[str, Any] = mapping_in(keys, "zero_optimization")
+    off: tuple[Any, ...] = (None, False, "false", {})
+    asked = [
+        str(key)
+        for key, one in [*keys.items(), *zero.items()]
+        if isinstance(one, Mapping) and not _BLOCKS.fullmatch(str(key)) and one.get("enabled", one) not in off
+    ]
+    switches = ("zero_quantized_nontrainable_weights", "offload_optimizer.super_offload")
+    asked += [path for path in switches if value_at(zero, path) not in off]
+    ratio = value_at(zero, "offload_optimizer.ratio")  # of Twin-Flow
     asked += ["offload_optimizer.ratio"] if isinstance(ratio, int | float) and ratio < 1 else []
-    named = ", ".join(path.removeprefix("zero_optimization.") for path in asked)
-    return f"DeepSpeed's {named}: not predicted; the run is taken as without." if asked else ""
+    return f"DeepSpeed's {', '.join(asked)}: not predicted; the run is taken as without." if asked else ""
 
 
 def zero_of(named: Any, config_file: str) -> Zero:

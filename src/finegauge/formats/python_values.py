@@ -25,7 +25,7 @@ _BF16_ASKED: Mapping[str, Any] = {
     "get_device_capability": [9, 0],
 }
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
-_BUILT_IN = (int, float, str, bool, len)
+_BUILT_IN = (int, float, str, bool, len, list)
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {k.__name__: k for k in _BUILT_IN} | {"Path": str}
 _WORDS = ("get", "split", "strip", "as_posix")
 _TEXTS = (*(("yaml", way) for way in ("safe_load", "full_load", "load")), ("json", "load"), ("json", "loads"))
@@ -399,8 +399,9 @@ class Values:
 
     def _stands_for(self, name: str) -> Any:
         values = self._assigned.get(name)
-        made = bool(values) and isinstance(values[0], ast.Call) and callee(values[0].func)[1] not in _DEFAULTS
-        if name in self._options and not made and not (values and isinstance(values[0], dict)):
+        first = values[0] if values else None
+        made = isinstance(first, ast.Call) and callee(first.func)[1] not in _DEFAULTS
+        if name in self._options and not made and not isinstance(first, dict):
             return self._options[name]
         if not values:
             return dict(self.classes[name]) if name in self.classes else OPAQUE
@@ -419,8 +420,10 @@ class Values:
         if held is OPAQUE and last_name(node.value) == "self":
             owners = [fields for fields in self.classes.values() if node.attr in fields]
             held = owners[0] if len(owners) == 1 else OPAQUE
-        if held is OPAQUE and isinstance(node.value, ast.Name) and node.value.id not in self._assigned:
-            held = {**self._namespace, **self._options} if self._namespace else held  # a function's argument
+        of_function = isinstance(node.value, ast.Name) and node.value.id not in self._assigned
+        parses = isinstance(node.value, ast.Call) and callee(node.value.func)[1] == "parse_args"
+        if held is OPAQUE and (parses or (of_function and self._namespace)):
+            held = {**self._namespace, **self._options}
         return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
@@ -512,7 +515,7 @@ class Values:
             return self.of(first[0]) if first else OPAQUE
         value = self.of(node.args[0])
         try:
-            kinds = list | dict if name == "len" else int | float | str
+            kinds = list | dict if name in ("len", "list") else int | float | str
             plain = isinstance(value, kinds) and len(str(value)) < MAX_TEXT
             return _PLAIN[name](value) if plain else OPAQUE
         except (ValueError, OverflowError):

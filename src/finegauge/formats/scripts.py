@@ -175,8 +175,8 @@ def load_python(
     if script.loads_itself:
         keys.setdefault("dtype", keys.pop("torch_dtype", "auto"))
     reader = "trl" if script.calls & {*_TRL_ARGUMENTS, *_TRL_TRAINERS} else "trl:TRAINER"
-    own = {*options} if composed else script.values.declared - {*TRAINER.keys}
-    return Script(keys, reader, warnings, frozenset(own))
+    own = frozenset({*options} if composed else script.values.declared - {*TRAINER.keys})
+    return Script(keys, reader, warnings, own)
 
 
 def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:

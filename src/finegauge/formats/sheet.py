@@ -18,23 +18,11 @@ if TYPE_CHECKING:
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
 TEXTS = (".jsonl", ".json", ".parquet", ".arrow", ".csv")
-_LAYERS = frozenset(
-    (
-        *(
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "out_proj",
-            "qkv_proj",
-            "gate_proj",
-            "up_proj",
-            "down_proj",
-        ),
-        *("gate_up_proj", "in_proj", "c_attn", "c_proj", "c_fc", "query_key_value", "dense", "dense_h_to_4h"),
-        *("dense_4h_to_h", "fc1", "fc2", "qkv", "proj", "lm_head", "embed_tokens"),
-    )
-)  # that a pattern may end in
+_ENDS = """
+q_proj k_proj v_proj o_proj out_proj qkv_proj gate_proj up_proj down_proj gate_up_proj in_proj c_attn
+c_proj c_fc query_key_value dense dense_h_to_4h dense_4h_to_h fc1 fc2 qkv proj lm_head embed_tokens
+"""
+_LAYERS = frozenset(_ENDS.split())  # that a pattern may end in
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Model types whose attention is the first four of LINEAR, and whose only linear layers are all seven.
 _NAMED = """
