@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from finegauge.catalogue.tables import refused
+from finegauge.catalogue.tables import refusal
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
@@ -243,13 +243,11 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
         tool = MODULES.get(word, word.rpartition("/")[2])
         tool = next((image for image in _IMAGES if tool.startswith(f"{image}:")), tool)
         spellings = (word, tool, " ".join(words[max(0, at - 1) : at + 1]))
-        rows = refused("command") if at < _MAX_LAUNCHER else ()
-        why = [
-            row["reason"] for row in rows if any(re.fullmatch(row["pattern"], one[:200]) for one in spellings)
-        ]
+        reasons = (refusal("command", one[:200]) for one in spellings if at < _MAX_LAUNCHER)
+        why = next(filter(None, reasons), "")
         if why and (at == 0 or not words[at - 1].startswith("--")):
             raise FileFormatError(
-                f"{place.name}: {why[0]}; state the run in FineGauge's own fields, such as model."
+                f"{place.name}: {why}; state the run in FineGauge's own fields, such as model."
             )
         following, by_name = "".join(words[at + 1 : at + 2]), TOOLS.get(tool, {})
         named = word in MODULES or not (at and re.match(r"-[^=]*.(?<!^--)$", words[at - 1]))

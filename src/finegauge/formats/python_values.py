@@ -14,7 +14,8 @@ from typing import Any
 
 from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
-from finegauge.formats.sheet import MAX_TEXT, joined, scalar
+from finegauge.formats.launchers import joined
+from finegauge.formats.sheet import MAX_TEXT, scalar
 
 OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")

@@ -61,10 +61,7 @@ def recipe_in(
 def hydra_settings(
     nodes: Sequence[ast.AST], options: Mapping[str, Any], files: Files
 ) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return what Hydra hands the function under its decorator, {argument: settings}, and the file it lacks.
-
-    `options` is the command line, {"group": "choice", "section.key": value}.
-    """
+    """Return what Hydra hands the function that it starts, {argument: settings}, and the file it lacks."""
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
         for made in function.decorator_list:
             if isinstance(made, ast.Call) and callee(made.func) == ("hydra", "main") and function.args.args:

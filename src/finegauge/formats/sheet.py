@@ -1,7 +1,5 @@
 """What one framework's writer hands over: keys and values, not yet text, and how to start the training."""
 
-import ast
-import operator
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -33,14 +31,6 @@ DENSE = NAMED_PROJECTIONS - {"mixtral", "qwen2_moe", "qwen3_moe"}
 BLOCK = "finegauge"  # of fields of a run in any file
 _OF_ENVIRONMENT = r"\$\{(?:oc\.env:\w{1,100},|[A-Z]\w{0,99}[:,]-?)\s*([^${}]{1,200})\}"
 MAX_TEXT = 4096  # characters of a text that is put together
-_BINARY: Mapping[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 
 
 class Sheet(NamedTuple):
@@ -249,20 +239,6 @@ def scalar(value: Any) -> Any:
         return int(value) if value.strip("+-").isdecimal() else float(value)
     except ValueError:
         return value
-
-
-def joined(kind: ast.operator, left: Any, right: Any) -> Any:
-    """Return two plain values joined by an operator; None where that cannot be."""
-    numbers = isinstance(left, int | float) and isinstance(right, int | float)
-    adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
-    if type(kind) not in _BINARY or not (numbers or adds):
-        return None
-    if (numbers and max(abs(left), abs(right)) > 1e15) or (adds and len(left) + len(right) > MAX_TEXT):
-        return None
-    try:
-        return _BINARY[type(kind)](left, right)
-    except (ZeroDivisionError, OverflowError):
-        return None
 
 
 def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
