@@ -322,7 +322,6 @@ def read(
 
 
 def _method_keys(format_: Format, method: str) -> Mapping[str, str]:
-    """Return the framework's keys for the field `method` of the command line."""
     if method not in format_.methods:
         FIELDS["method"]("method", method)
         raise FieldError(
@@ -458,12 +457,12 @@ class Reading:
         if "model" not in self.fields:
             key = key or self.format.model_key
             told, way = " ".join(self.warnings), f"; add '{key}: …'"
-            if re.search(rf"[:.] ?({key}|model_name_or_path|model\.path) holds a variable", told):
+            if re.search(rf"[:.] ?(\w*({key}|model_name_or_path)|model\.path) holds a variable", told):
                 way = ": the script does not tell its variable's value; add model=NAME"
             elif "the model is built by the script" in told:
                 way = ": it builds it of a configuration of its own; add model=config.json, as it saves it"
-            elif "the model is an argument" in told:
-                way = ": it is an argument without a default, or computed; add model=NAME"
+            elif said := re.search(r"the model is (.+?), and is not read", told):
+                way = f": it is {said[1]}; add model=NAME"
             elif theirs := [name for name in self.keys if re.search(_OF_MODELS, str(name)[:200])]:
                 way += f" ({shown(str(theirs[0]))} is no key of {self.format.name})"
             raise FieldError(f"{self.file_name} does not state its model{way}.")
@@ -550,10 +549,11 @@ class Reading:
         unknown, blocks = list[str](), list[str]()
         for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]
-            names = {key, key.removeprefix("no_"), top}
-            if value is None or names & read or key in known or f"{top}.*" in known:
+            if value is None or {key, key.removeprefix("no_"), top} & read or {key, f"{top}.*"} & {*known}:
                 continue
-            off = str(value).lower() in ("false", "0") or re.search(_HARMLESS, key[:200])
+            off = str(value).lower() in ("false", "0") or (
+                re.search(_HARMLESS, key[:200]) and "percent" not in key
+            )
             if not off or self.format.lists_its_keys:
                 unknown.append(key)
                 apart = key == top and isinstance(value, Mapping) and not {*value} <= {*self.keys}

@@ -1,5 +1,6 @@
 """What launchers, schedulers and shells are told: processes, nodes, accelerate's options, comments, tests."""
 
+import ast
 import operator
 import os
 import re
@@ -11,8 +12,7 @@ from finegauge.catalogue.gpus import cloud_machine, known_gpu
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats.launcher_files import STAGE, find_inside
-from finegauge.formats.python_values import calculated_text
-from finegauge.formats.sheet import mapping_in
+from finegauge.formats.sheet import MAX_TEXT, mapping_in
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
@@ -26,6 +26,7 @@ _SET = re.compile(
     r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*=[ \t]*"
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\n]*?)[ \t]*(?:[ \t]#.*)?$"
 )
+_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _MAX_ENV = 100_000  # characters
 _TESTS = ("[", "[[", "test", "]", "]]", "!")
 _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
@@ -70,6 +71,15 @@ _OF_SECTIONS = {
     "deepspeed_config": ("zero_stage", "offload_", "deepspeed_config_file", "gradient_accumulation_steps"),
     "megatron_lm_config": ("megatron_lm_",),
     "dynamo_config": ("dynamo_",),
+}
+
+_BINARY: Mapping[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
 }
 
 # How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
@@ -237,6 +247,8 @@ def _unset(told: Mapping[str, Any], nodes: int | None) -> Iterator[str]:
     named = [str(one[0] if isinstance(one, list) else one) for one in given]
     if unset := [value for value in named if UNSET.search(value)]:
         yield f"How many GPUs it starts on hangs on {unset[-1]}, which is not told: num_gpus=N says."
+    elif told.get("multi_gpu") or {"gpu", "auto"} & {*named}:
+        yield "It starts on all GPUs of a machine, whose number is not told: taken as 1; num_gpus=N says."
     elif nodes and nodes > 1:
         yield f"How many GPUs each of {nodes} nodes has is not told: taken as 1; num_gpus=N, of all, says."
 
@@ -428,6 +440,44 @@ def of_engine(
             listed if "device=" in asked else ",".join(map(str, range(int(asked))))
         )
     return mounts, variables
+
+
+def joined(kind: ast.operator, left: Any, right: Any) -> Any:
+    """Return two plain values joined by an operator; None where that cannot be."""
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
+    if type(kind) not in _BINARY or not (numbers or adds):
+        return None
+    if (numbers and max(abs(left), abs(right)) > 1e15) or (adds and len(left) + len(right) > MAX_TEXT):
+        return None
+    try:
+        return _BINARY[type(kind)](left, right)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+def _calculated(node: ast.expr) -> Any:
+    """Return the number that constants joined by operators make; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _calculated(node.operand)
+        return None if value is None else -value
+    if isinstance(node, ast.BinOp):
+        return joined(node.op, _calculated(node.left), _calculated(node.right))
+    return None
+
+
+def calculated_text(expression: str) -> str:
+    """Return the value of a shell's whole numbers added, multiplied and divided; else the expression."""
+    if _SUM.fullmatch(expression) and "**" not in expression:
+        try:
+            value = _calculated(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError):
+            value = None
+        if isinstance(value, int):
+            return str(value)
+    return f"$(({expression}))"
 
 
 def decided(words: Sequence[str]) -> bool | None:
