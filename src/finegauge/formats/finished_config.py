@@ -7,6 +7,7 @@ file; its instructions are read and none is carried out (`plain_pickle`). The mo
 adapter_config.json beside it. Lengths are those that the trainer counted, where it did.
 """
 
+import json
 import os
 import re
 import zipfile
@@ -18,7 +19,7 @@ from finegauge.documents import parse_json, parse_yaml, read_bytes, read_text
 from finegauge.errors import FileFormatError, FineGaugeError, InputError
 from finegauge.formats import key_table, trl
 from finegauge.formats.finished_runs import Figures
-from finegauge.formats.measurement_rows import CUT_OFF, FULL, Mean, varied_lengths
+from finegauge.formats.measurement_rows import CUT_OFF, FULL, Mean, stated_sizes, varied_lengths
 from finegauge.formats.measurement_tables import Measured, MeasuredRow
 from finegauge.formats.plain_pickle import Named, plain_pickle
 from finegauge.formats.reading import framework_of, read
@@ -224,6 +225,9 @@ def _of_arguments(keys: Mapping[str, Any], trainer: str, folder: str, words: tup
     elif isinstance(peft, Mapping) and isinstance(first := next(iter(peft.values()), None), Mapping):
         own |= trl.of_adapter(first)
     model = own.get("model_name_or_path") or _model(folder) or keys.get("_name_or_path") or ""
+    elsewhere = not model or (os.path.isabs(str(model)) and not os.path.exists(str(model)))
+    if elsewhere and "model_type" in keys and "model" not in stated:  # its configuration was logged
+        model = stated_sizes(json.dumps(keys, default=str, sort_keys=True))
     own["model_name_or_path"] = model
     own = {name: own[name] for name in own if name in format_.keys}
     if dtype := _saved_dtype(str(model), keys):

@@ -174,7 +174,8 @@ def _figures(folder: str, files: Iterable[str]) -> Figures:
                 problems=(*found.problems, f"{name}: {str(error).removeprefix(f'{name} ')}")
             )
             continue
-        clock = max(found.wall_s, one.wall_s, key=len)
+        # of two runs in one folder the later: its arguments and its model lie there
+        clock = max(found.wall_s, one.wall_s, key=lambda wall: (len(wall) > MIN_STEPS, *wall.values()))
         found = found._replace(
             read=tuple(dict.fromkeys((*found.read, name))),
             wall_s=clock, whole_s=max(found.whole_s, one.whole_s), steps=max(found.steps, one.steps),
@@ -258,7 +259,7 @@ def _of_state(file: str) -> Figures:
     for entry in history[:MAX_LINES]:
         if isinstance(entry, dict):
             running = entry.get("train_runtime") if "loss" in entry else None  # of those that count tokens
-            log.add(entry, entry.get("step"), running)
+            log.add(_of_all_steps(entry), entry.get("step"), running)
     log.steps = max(log.steps, state["global_step"] if _number(state.get("global_step")) else 0)
     seen = state.get("num_input_tokens_seen")
     if _number(seen) and seen > 0 and log.steps:
@@ -266,9 +267,19 @@ def _of_state(file: str) -> Figures:
     return log.figures(file)
 
 
+def _of_all_steps(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a step; where the runtime is of the steps since it was resumed, that of all."""
+    names = ("train_runtime", "train_steps_per_second", "step")
+    runtime, rate, step = (entry[name] if _number(entry.get(name)) else 0.0 for name in names)
+    if 0 < runtime * (rate + 0.0005) < step - 1:  # which has three decimals
+        return {**entry, "train_runtime": runtime * step / max(1, round(runtime * rate))}
+    return entry
+
+
 def _of_lines(file: str) -> Figures:
     """Return what trainer_log.jsonl of LLaMA-Factory or logging.jsonl of ms-swift tells."""
     log, by_swift = _Log(), os.path.basename(file) == "logging.jsonl"
+    earlier, before = 0.0, 0.0  # seconds: of sessions before it was resumed, and of the line before
     for line in read_text(file, MAX_BYTES).splitlines()[:MAX_LINES]:
         try:
             entry = json.loads(line) if line.strip() else None
@@ -281,7 +292,8 @@ def _of_lines(file: str) -> Figures:
             step = int(re.match(r"\d{0,9}", str(entry.get("global_step/max_steps", "")))[0] or 0)  # type: ignore[index]
         seconds = _spoken_s(str(entry.get("elapsed_time", "")))
         log.add(entry, step, None)
-        log.whole_s = max(log.whole_s, seconds)
+        earlier, before = earlier + before * (0.0 < seconds < before), seconds or before
+        log.whole_s = max(log.whole_s, earlier + seconds)
     return log.figures(file, trainer="ms-swift" if by_swift else "LLaMA-Factory")
 
 

@@ -70,10 +70,12 @@ REMEDIES = {  # by the moment: what takes less there, beside the options of a ru
     "generation": "a lower gpu_memory_utilization, shorter or fewer completions, an engine that sleeps",
     "save": "sharded state, or gathering on the host; merging adapters on the processor",
     "resume": "sharded state, or reading onto the processor first (map_location='cpu')",
-    "data": "fewer processes (num_proc, dataloader_num_workers), a data set that is streamed",
+    "data": "fewer processes (num_proc, dataloader_num_workers), a data set that is streamed, "
+    "unpinned batches (dataloader_pin_memory=False)",
 }
 MORE = {
     "load": ". Is the model read onto the host first, or in fp32, by every process (device_map, dtype)?",
+    "save": ": is a whole state gathered, copied or converted on the GPU, and not on the host?",
     "host_memory": ": what loads data, in workers or as a data set held in memory, is not predicted.",
     "": ", and no option of the run explains it by not being active: does the process run what RUN says?",
 }
@@ -197,7 +199,7 @@ def _causes(one: EvidenceAnswer, fits: bool) -> Iterator[str]:
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them."
         )
     if one.cause == "not_weighed":
-        yield from _not_weighed(one, first)
+        yield from _not_weighed(one, first, fits)
     else:
         yield from _compared(one, first)
     remedy = REMEDIES.get("data" if found.stage == "data" else found.moment)
@@ -234,7 +236,7 @@ def _compared(one: EvidenceAnswer, first: Level) -> Iterator[str]:
     elif one.cause == "more_than_predicted":
         more = gib((one.observed_bytes or 0.0) - first.peak_bytes)
         kind = found.failure if found.failure == "host_memory" else ""
-        kind = "load" if kind and found.moment == "load" else kind
+        kind = found.moment if found.moment == ("load" if kind else "save") else kind
         yield f"That is {more} more than predicted{MORE[kind]}"
     elif one.cause == "less_than_predicted":
         if found.peak_bytes:
@@ -245,7 +247,7 @@ def _compared(one: EvidenceAnswer, first: Level) -> Iterator[str]:
             yield "By the prediction it ends before that moment: less runs than RUN says, or it was another."
 
 
-def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:
+def _not_weighed(one: EvidenceAnswer, level: Level, fits: bool) -> Iterator[str]:
     found = one.evidence
     if found.failure == "disk":
         yield f"The model's files and checkpoints are predicted to take {gib(level.peak_bytes)} of the disk."
@@ -261,7 +263,8 @@ def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:
             "a launcher that ends the other ranks, a crash or somebody's kill -9."
         )
     else:
-        yield f"The text has no figures to weigh; {gib(level.peak_bytes)} of tensors are predicted there."
+        said = f"The text has no figures to weigh; {gib(level.peak_bytes)} of tensors are predicted there"
+        yield f"{said}, which fit: does another process hold the GPU ('nvidia-smi')?" if fits else f"{said}."
 
 
 def _parts(one: EvidenceAnswer) -> Block | None:
