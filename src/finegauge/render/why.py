@@ -7,9 +7,9 @@ from finegauge.planning.diagnosis import Level
 from finegauge.prediction.uncertainty import FITS
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Block, Note, Report, Section, Table, Text, Toned, notes, section
-from finegauge.render.run_parts import ROOMS, TONES, WORDS, subject, title_of
+from finegauge.render.run_parts import ROOMS, TONES, WORDS, amount, subject, title_of
 from finegauge.render.whatif import advice_blocks, fixed_section
-from finegauge.units import GIB, MIB, gib
+from finegauge.units import GIB, gib
 
 PLACES = {
     "device_memory": "Out of GPU memory", "host_memory": "Out of host memory", "disk": "The disk is full",
@@ -140,12 +140,9 @@ def _evidence(one: EvidenceAnswer, fits: bool) -> Section:
 def _tensor(one: EvidenceAnswer) -> Iterator[Note]:
     found = one.evidence
     if found.tried_bytes and found.failure in ("device_memory", "host_memory"):
-        amount = (
-            gib(found.tried_bytes) if found.tried_bytes >= 0.1 * GIB else f"{found.tried_bytes / MIB:.2f} MiB"
-        )
         by_line = f", for {found.tensor} by the line that was running" if found.tensor else ""
         of_size = f". Of that size: {'; '.join(one.tensors)}" if one.tensors else ""
-        yield Note(f"It asked for {amount}{by_line}{of_size}.")
+        yield Note(f"It asked for {amount(found.tried_bytes)}{by_line}{of_size}.")
     if found.code:
         yield Note(f"  {found.code}", tone="soft")
 
@@ -154,14 +151,12 @@ def _levels(one: EvidenceAnswer) -> Table | None:
     if not one.levels or one.observed_bytes is None:
         return None
     found = one.evidence
-    what = METRICS.get(
-        found.metric, "host memory" if found.failure in ("host_memory", "killed") else "tensors"
-    )
+    otherwise = "host memory" if found.failure in ("host_memory", "killed") else "tensors"
     rows = [_row(level) for level in one.levels[:5]]
     counted = "at the failure" + (", with what was asked for" if found.tried_bytes else "")
     counted = "counted" if found.peak_bytes else counted
     rows.insert(1, (Toned(counted, "strong"), "", Toned(f"{one.observed_bytes / GIB:.1f}", "strong"), ""))
-    columns = (what, "at rest\nGiB", "peak\nGiB", "")
+    columns = (METRICS.get(found.metric, otherwise), "at rest\nGiB", "peak\nGiB", "")
     return Table("Memory at that moment", columns, tuple(rows), ends_in_text=True, first_to_go=(1,))
 
 
