@@ -82,6 +82,7 @@ def paints_ms(browser: Browser, url: str) -> tuple[list[float], list[float]]:
 
 def edits_ms(page: Page) -> list[float]:
     """Return the time of every edit, from its event to the frame that shows its answer."""
+    page.wait_for_selector("html.ready", state="attached")
     page.evaluate(EDIT, ["epochs", "2"])
     page.evaluate(EDIT, ["epochs", ""])
     edits = [(field, values[turn]) for turn in range(5) for field, values in EDITS]

@@ -51,9 +51,14 @@ def icon() -> str:
 
 
 @cache
-def style_source() -> str:
-    """Return how a Content-Security-Policy names that style: by its hash [W3C CSP 3, section 2.3.1]."""
-    return f"'sha256-{b64encode(sha256(style().encode()).digest()).decode()}'"
+def first_script() -> str:
+    """Return the script that stands in the page; it loads the others after the first frame."""
+    return files("finegauge.web").joinpath("templates", "first.js").read_text("utf-8")
+
+
+def source(text: str) -> str:
+    """Return how a Content-Security-Policy names a text: by its hash [W3C CSP 3, section 2.3.1]."""
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def url(name: str) -> str:
@@ -65,9 +70,9 @@ def url(name: str) -> str:
 
 
 def later_scripts() -> tuple[str, ...]:
-    """Return the scripts that page.js loads after the first frame: htmx, then every other of this folder."""
-    names = sorted(name for name in assets() if name.endswith(".js") and name != "page.js")
-    return tuple(sorted(names, key=lambda name: name != "htmx.min.js"))
+    """Return the scripts that come after the first frame: htmx, page.js, then what builds on both."""
+    first = ("htmx.min.js", "page.js")
+    return (*first, *sorted(name for name in assets() if name.endswith(".js") and name not in first))
 
 
 def _below(folder: "Traversable", prefix: str) -> list[tuple[str, Asset]]:

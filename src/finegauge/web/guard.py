@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 
 from finegauge.web import jobs
 from finegauge.web.api import API
-from finegauge.web.assets import PREFIX, style_source
+from finegauge.web.assets import PREFIX, first_script, source, style
 from finegauge.web.storage import Metrics
 
 Scope = MutableMapping[str, Any]
@@ -35,8 +35,8 @@ HOSTS = ("127.0.0.1", "localhost", "[::1]")
 PROBES = ("/health", "/live")  # asked by what keeps the server running: no token, no rate
 _DIRECTIVES = {
     "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": style_source(),
+    "script-src": f"'self' {source(first_script())}",
+    "style-src": source(style()),
     "img-src": "'self' data:",
     "connect-src": "'self'",
     "font-src": "'self'",

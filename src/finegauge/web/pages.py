@@ -32,7 +32,7 @@ from finegauge.render.json import document
 from finegauge.render.report import FILE, PAGE
 from finegauge.run.run import Run
 from finegauge.web import drawings
-from finegauge.web.assets import icon, later_scripts, style, url
+from finegauge.web.assets import first_script, icon, later_scripts, style, url
 from finegauge.web.choices import controls, groups, job_text, jobs, model_choices
 from finegauge.web.form import (
     DOCUMENT,
@@ -353,6 +353,7 @@ def _environment() -> "Environment":
 
     found = environment("finegauge.web")
     found.globals |= {"asset": url, "icon": Markup(icon()), "style": Markup(style())}
+    found.globals["first_script"] = Markup(first_script())
     found.globals["later_scripts"] = " ".join(url(name)[1:] for name in later_scripts())
     return found
 

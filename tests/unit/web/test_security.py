@@ -71,11 +71,16 @@ def test_the_policy_allows_no_code_in_a_page() -> None:
     assert "*" not in policy
 
 
-def test_the_policy_allows_the_style_of_the_page_and_no_other(browser: TestClient) -> None:
+@pytest.mark.parametrize(
+    ("tag", "directive"), [("style", "style-src "), ("script", "script-src 'self' ")], ids=["style", "script"]
+)
+def test_the_policy_allows_the_style_and_the_script_of_the_page_and_no_other(
+    browser: TestClient, tag: str, directive: str
+) -> None:
     page = browser.get("/").text
-    (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
-    hash_text = b64encode(sha256(style.encode()).digest()).decode()
-    assert f"style-src 'sha256-{hash_text}';" in HEADERS["Content-Security-Policy"]
+    (text,) = re.findall(rf"<{tag}(?: [^>]*)?>(.*?)</{tag}>", page, re.DOTALL)
+    hash_text = b64encode(sha256(text.encode()).digest()).decode()
+    assert f"{directive}'sha256-{hash_text}';" in HEADERS["Content-Security-Policy"]
     assert " style=" not in page
 
 

@@ -4,34 +4,8 @@
 const byId = (id) => document.getElementById(id);
 const form = byId("question");
 
-// After the first frame is on the screen, so that nobody waits for it to see the answer: the rest of the page,
-// htmx, then the other scripts of this folder. What is asked of htmx earlier waits. A hidden tab draws nothing.
-const rootUrl = new URL("..", document.currentScript.src); // below a proxy's path, where there is one
-const laterUrls = document.currentScript.dataset.later.split(" ").map((path) => new URL(path, rootUrl).href);
-const drawn = new Promise((seen) => {
-  const look = (list) => list.getEntriesByName("first-contentful-paint").length && seen();
-  new PerformanceObserver(look).observe({ type: "paint", buffered: true });
-  if (document.hidden) seen();
-});
-const ready = drawn.then(() => new Promise((loaded) => {
-  show(document.querySelector("[role=tab][aria-selected=true]"));
-  byId("link").value = new URL(byId("told").dataset.link, location.href).href;
-  for (const url of laterUrls) {
-    const script = document.createElement("script");
-    script.async = false; // in this order
-    script.src = url;
-    if (url === laterUrls.at(-1)) script.onload = loaded;
-    document.head.append(script);
-  }
-}));
+// What is asked of htmx waits until every script can hear of it.
 const trigger = (where, event) => ready.then(() => htmx.trigger(where, event));
-ready.then(() => document.documentElement.classList.add("ready"));
-
-function unfold() {
-  for (const later of document.querySelectorAll("noscript.later")) {
-    later.replaceWith(document.createRange().createContextualFragment(later.textContent));
-  }
-}
 
 // An edit is asked about at once where it is a choice, after a pause where somebody types.
 const PAUSE_MS = 16;
@@ -110,7 +84,6 @@ function lay(lines) {
 }
 
 function show(tab) {
-  unfold();
   for (const other of document.querySelectorAll("[role=tab]")) {
     const chosen = other === tab;
     other.setAttribute("aria-selected", String(chosen));
@@ -199,7 +172,6 @@ for (const kind of ["dragover", "drop"]) {
 }
 byId("share").addEventListener("click", async () => {
   const button = byId("share");
-  unfold();
   try {
     await navigator.clipboard.writeText(byId("link").value);
     button.textContent = "Link copied";
@@ -209,3 +181,5 @@ byId("share").addEventListener("click", async () => {
   }
   setTimeout(() => { button.textContent = "Copy link"; }, 1500);
 });
+show(document.querySelector("[role=tab][aria-selected=true]"));
+byId("link").value = new URL(byId("told").dataset.link, location.href).href;
