@@ -7,36 +7,34 @@ file; its instructions are read and none is carried out (`plain_pickle`). The mo
 adapter_config.json beside it. Lengths are those that the trainer counted, where it did.
 """
 
-import json
 import os
-import re
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from finegauge.documents import parse_json, parse_yaml, read_bytes, read_text
-from finegauge.errors import FileFormatError, FineGaugeError, InputError
-from finegauge.formats import key_table, trl
-from finegauge.formats.finished_runs import Figures
-from finegauge.formats.measurement_rows import CUT_OFF, FULL, Mean, stated_sizes, varied_lengths
+from finegauge.errors import FineGaugeError, InputError
+from finegauge.formats import key_table
+from finegauge.formats.finished_runs import (
+    Figures,
+    mapping_of,
+    model_beside,
+    own_keys,
+    read_arguments,
+    saved_file,
+)
+from finegauge.formats.measurement_rows import CUT_OFF, FULL, Mean, varied_lengths
 from finegauge.formats.measurement_tables import Measured, MeasuredRow
-from finegauge.formats.plain_pickle import Named, plain_pickle
 from finegauge.formats.reading import framework_of, read
+from finegauge.formats.run_argument import ARGUMENTS
 from finegauge.run.run import Run
 from finegauge.units import GIB
 
-ARGUMENTS = "training_args.bin"
-MAX_BYTES = 5_000_000
 MAX_FILES = 200
 WHOLE_FRACTION = 0.98  # of seq_len that counts as all of it
 NO_TIME = "its logs tell no time of a step: log to TensorBoard or W&B, or end with trainer.save_state()"
 UNCOUNTED = "every sequence is seq_len long (the trainer did not count tokens)"
 _OWN_FILES = ("torchtune_config.yaml", "args.json")
 _TRAINING_FILES = (".yaml", ".yml", ".json")
-_TRAINERS = {  # by the package that the class of the arguments is from
-    "trl": "TRL", "llamafactory": "LLaMA-Factory", "swift": "ms-swift", "axolotl": "Axolotl",
-}  # fmt: skip
 
 
 def finished_row(found: Figures, words: Iterable[str] = (), gpu: str = "") -> MeasuredRow:
@@ -84,11 +82,11 @@ def _run_of(found: Figures, words: tuple[str, ...], gpu: str) -> Run:
     name = gpu or found.gpu
     if name and "gpu" not in stated:
         words = (*words, f"gpu={name}")
-    if found.num_gpus > 1 and "num_gpus" not in stated and not _saved(found.folder, ARGUMENTS):
+    if found.num_gpus > 1 and "num_gpus" not in stated and not saved_file(found.folder, ARGUMENTS):
         words = (*words, f"num_gpus={found.num_gpus}")
     for file in _training_files(found.folder):
         return _of_file(file, found.folder, words, stated)
-    file = _saved(found.folder, ARGUMENTS)
+    file = saved_file(found.folder, ARGUMENTS)
     keys, trainer = read_arguments(file) if file else (found.settings, found.trainer)
     if not keys:
         raise InputError(
@@ -100,7 +98,7 @@ def _run_of(found: Figures, words: tuple[str, ...], gpu: str) -> Run:
 
 def _of_file(file: str, folder: str, words: tuple[str, ...], stated: set[str]) -> Run:
     """Return the run of a training file; its model is the one saved beside where that is no longer found."""
-    keys = _mapping(file)
+    keys = mapping_of(file)
     if os.path.basename(file) == "args.json":
         from finegauge.formats import ms_swift
 
@@ -122,7 +120,7 @@ def _run_read(reader: Any, folder: str, stated: set[str]) -> Run:
         run: Run = reader(())
         run.check_names()
     except FineGaugeError:
-        if "model" in stated or not (model := _model(folder)):
+        if "model" in stated or not (model := model_beside(folder)):
             raise
         run = reader((f"model={model}",))
     return run
@@ -130,118 +128,24 @@ def _run_read(reader: Any, folder: str, stated: set[str]) -> Run:
 
 def _training_files(folder: str) -> Iterator[str]:
     """Yield the training files of an output folder: its own, then those that name it."""
-    yield from filter(None, (_saved(folder, name) for name in _OWN_FILES))
+    yield from filter(None, (saved_file(folder, name) for name in _OWN_FILES))
     own = os.path.basename(os.path.normpath(folder))
     for place in (folder, os.path.dirname(os.path.normpath(folder))):
         with suppress(OSError):
             for name in sorted(os.listdir(place))[:MAX_FILES]:
                 file = os.path.join(place, name)
                 if name.endswith(_TRAINING_FILES) and os.path.isfile(file):
-                    out = str(_mapping(file).get("output_dir", ""))
+                    out = str(mapping_of(file).get("output_dir", ""))
                     if out and os.path.basename(os.path.normpath(out)) == own:
                         yield file
 
 
-def _mapping(file: str) -> Mapping[str, Any]:
-    """Return the keys of a file; {} of one that holds none or cannot be read."""
-    with suppress(FileFormatError):
-        text = read_text(file)
-        if file.endswith(".json"):
-            found = parse_json(text, os.path.basename(file))
-        else:
-            found = parse_yaml(text, os.path.basename(file)) if "output_dir" in text else None
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _checkpoints(folder: str) -> list[str]:
-    with suppress(OSError):
-        names = [name for name in os.listdir(folder) if re.fullmatch(r"(checkpoint-|epoch_)\d{1,9}", name)]
-        newest = sorted(names, key=lambda name: -int(re.split(r"[-_]", name)[-1]))
-        return [os.path.join(folder, name) for name in newest]
-    return []
-
-
-def _saved(folder: str, name: str) -> str:
-    """Return the file of that name in an output folder, else in its newest checkpoint; "" where none is."""
-    files = (os.path.join(place, name) for place in (folder, *_checkpoints(folder)))
-    return next(filter(os.path.isfile, files), "")
-
-
-def _model(folder: str) -> str:
-    """Return the folder with the model's config.json; "" where there is none."""
-    return os.path.dirname(_saved(folder, "config.json"))
-
-
-def read_arguments(file: str) -> tuple[Mapping[str, Any], str]:
-    """Return what a training_args.bin holds, and which trainer its class is of; nothing of it is run.
-
-    Raises: FileFormatError for a file that is none.
-    """
-    name = os.path.basename(file)
-    read_bytes(file, MAX_BYTES)  # a regular file, and not too large
-    try:
-        with zipfile.ZipFile(file) as archive:
-            inside = next(one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
-            if inside.file_size > MAX_BYTES:
-                raise FileFormatError(f"{name} holds a pickle of {inside.file_size / 1e6:,.0f} MB.")
-            with archive.open(inside) as stream:
-                data = stream.read(MAX_BYTES)
-    except (zipfile.BadZipFile, StopIteration, RuntimeError, OSError, ValueError, EOFError):
-        raise FileFormatError(f"{name} is no file that torch.save wrote.") from None
-    made = plain_pickle(data, name, named=True)
-    if not isinstance(made, Named) or "per_device_train_batch_size" not in made.attributes:
-        raise FileFormatError(f"{name} holds no arguments of a trainer.")
-    keys = {key: _plain(value) for key, value in made.attributes.items()}
-    state = made.attributes.get("distributed_state")
-    ranks = state.attributes.get("num_processes") if isinstance(state, Named) else None
-    if isinstance(ranks, int) and ranks > 1:
-        keys["num_processes"] = ranks
-    return keys, _TRAINERS.get(made.name.partition(".")[0], "")
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of the arguments: of an enumeration its word, of a number format its name."""
-    if not isinstance(value, Named):
-        return value
-    if len(value.arguments) == 1 and isinstance(value.arguments[0], str):
-        return value.arguments[0]
-    return value.name.removeprefix("torch.") if value.name.startswith("torch.") else None
-
-
 def _of_arguments(keys: Mapping[str, Any], trainer: str, folder: str, words: tuple[str, ...]) -> Run:
     """Return the run of a Trainer's arguments, with the model that lies beside them."""
-    format_ = trl.FORMAT if trainer == "TRL" or {"max_length", "packing"} <= keys.keys() else trl.TRAINER
-    own = {name: keys[name] for name in format_.keys if keys.get(name) not in (None, "", [], {})}
-    if str(keys.get("use_cpu", "")) == "True":
-        own.pop("fp16", None)
-    stated = {word.partition("=")[0] for word in words}
-    adapters, peft = _saved(folder, "adapter_config.json"), keys.get("peft_config")
-    if adapters:
-        own |= trl.of_adapter(_mapping(adapters))
-    elif isinstance(peft, Mapping) and isinstance(first := next(iter(peft.values()), None), Mapping):
-        own |= trl.of_adapter(first)
-    model = own.get("model_name_or_path") or _model(folder) or keys.get("_name_or_path") or ""
-    elsewhere = not model or (os.path.isabs(str(model)) and not os.path.exists(str(model)))
-    if elsewhere and "model_type" in keys and "model" not in stated:  # its configuration was logged
-        model = stated_sizes(json.dumps(keys, default=str, sort_keys=True))
-    own["model_name_or_path"] = model
-    own = {name: own[name] for name in own if name in format_.keys}
-    if dtype := _saved_dtype(str(model), keys):
-        own.setdefault("dtype", dtype)
-    if keys.get("num_processes") and "num_gpus" not in stated:
-        words = (*words, f"num_gpus={keys['num_processes']}")
-    if not model and "model" not in stated:
+    format_, own = own_keys(keys, trainer, folder)
+    if not own["model_name_or_path"] and "model" not in {word.partition("=")[0] for word in words}:
         raise InputError("nothing says which model was trained; add model=NAME")
-    run = key_table.read(format_, own, os.path.join(folder, ARGUMENTS), words)
-    return run.replace(framework=trainer) if trainer and trainer != "TRL" else run
-
-
-def _saved_dtype(model: str, keys: Mapping[str, Any]) -> str:
-    """Return the number format of the weights in training, as the model's configuration states it."""
-    config = _mapping(os.path.join(model, "config.json")) if os.path.isdir(model) else keys
-    found = config.get("dtype") or config.get("torch_dtype")
-    return str(found).removeprefix("torch.") if isinstance(found, str) else ""
+    return key_table.read(format_, own, os.path.join(folder, ARGUMENTS), words)
 
 
 def _with_lengths(run: Run, found: Figures, assumptions: list[str]) -> Run:

@@ -12,8 +12,10 @@ Sources: transformers 5.23, integrations/integration_utils.py and trainer_callba
 3.17, store/tracking/file_store.py; tensorboard 2.21, compat/proto (read 2026-11-23).
 """
 
+import json
 import os
 import re
+import zipfile
 from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -21,8 +23,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from finegauge.documents import parse_csv, parse_json, read_text
+from finegauge.documents import parse_csv, parse_json, parse_yaml, read_bytes, read_text
 from finegauge.errors import FileFormatError
+from finegauge.formats import trl
+from finegauge.formats.key_table import Format
+from finegauge.formats.plain_pickle import Named, plain_pickle
+from finegauge.formats.sheet import BLOCK
 from finegauge.formats.training_events import (
     EVENT_FILE,
     MAX_STEPS,
@@ -35,7 +41,7 @@ from finegauge.formats.training_events import (
 from finegauge.records import NamedTuple
 from finegauge.units import GIB
 
-MAX_BYTES = 50_000_000
+MAX_BYTES, MAX_PICKLE_BYTES = 50_000_000, 5_000_000
 MAX_LINES = 500_000
 MAX_FOLDERS, MAX_DEPTH = 5_000, 6
 MAX_PARAMS = 2_000
@@ -54,6 +60,9 @@ _MEMORY = {
     "memoryallocatedbytes": ("nvidia_smi", 1.0),
 }  # fmt: skip
 _TOKENS = ("num_input_tokens_seen", "num_tokens", "tokens/total")
+_TRAINERS = {  # by the package that the class of the arguments is from
+    "trl": "TRL", "llamafactory": "LLaMA-Factory", "swift": "ms-swift", "axolotl": "Axolotl",
+}  # fmt: skip
 _TRAINED, _RATE = "tokens/trainable", "tokens/train_per_sec_per_gpu"  # Axolotl's, since the log before
 
 
@@ -377,3 +386,110 @@ def _names(folder: str) -> list[str]:
     """Return the names of files in a folder, and in the folders in it."""
     files = files_below(folder, lambda *_: True, levels=1, folders=MAX_PARAMS)
     return sorted(os.path.relpath(file, folder) for file in files)[:MAX_PARAMS]
+
+
+def saved_run(file: str) -> tuple[str, dict[str, Any]]:
+    """Return which format reads a training_args.bin, and its keys with the model or adapters beside it."""
+    format_, own = own_keys(*read_arguments(file), os.path.dirname(file))
+    return "trl" if format_ is trl.FORMAT else "trl:TRAINER", own
+
+
+def own_keys(keys: Mapping[str, Any], trainer: str, folder: str) -> tuple[Format, dict[str, Any]]:
+    """Return what reads a Trainer's arguments, and those it has keys for, with what lies beside them."""
+    format_ = trl.FORMAT if trainer == "TRL" or {"max_length", "packing"} <= keys.keys() else trl.TRAINER
+    own = {name: keys[name] for name in format_.keys if keys.get(name) not in (None, "", [], {})}
+    if str(keys.get("use_cpu", "")) == "True":
+        own.pop("fp16", None)
+    adapters, peft = saved_file(folder, "adapter_config.json"), keys.get("peft_config")
+    if adapters:
+        own |= trl.of_adapter(mapping_of(adapters))
+    elif isinstance(peft, Mapping) and isinstance(first := next(iter(peft.values()), None), Mapping):
+        own |= trl.of_adapter(first)
+    model = own.get("model_name_or_path") or model_beside(folder) or keys.get("_name_or_path") or ""
+    elsewhere = not model or (os.path.isabs(str(model)) and not os.path.exists(str(model)))
+    if elsewhere and "model_type" in keys:  # its configuration was logged
+        from finegauge.formats.measurement_rows import stated_sizes
+
+        model = stated_sizes(json.dumps(keys, default=str, sort_keys=True))
+    own["model_name_or_path"] = model
+    own = {name: own[name] for name in own if name in format_.keys}
+    if dtype := _saved_dtype(str(model), keys):
+        own.setdefault("dtype", dtype)
+    told = {"num_gpus": keys.get("num_processes"), "framework": trainer}
+    own[BLOCK] = {name: value for name, value in told.items() if value}
+    return format_, own
+
+
+def read_arguments(file: str) -> tuple[Mapping[str, Any], str]:
+    """Return what a training_args.bin holds, and which trainer its class is of; nothing of it is run.
+
+    Raises: FileFormatError for a file that is none.
+    """
+    name = os.path.basename(file)
+    read_bytes(file, MAX_PICKLE_BYTES)  # a regular file, and not too large
+    try:
+        with zipfile.ZipFile(file) as archive:
+            inside = next(one for one in archive.infolist() if one.filename.endswith("/data.pkl"))
+            if inside.file_size > MAX_PICKLE_BYTES:
+                raise FileFormatError(f"{name} holds a pickle of {inside.file_size / 1e6:,.0f} MB.")
+            with archive.open(inside) as stream:
+                data = stream.read(MAX_PICKLE_BYTES)
+    except (zipfile.BadZipFile, StopIteration, RuntimeError, OSError, ValueError, EOFError):
+        raise FileFormatError(f"{name} is no file that torch.save wrote.") from None
+    made = plain_pickle(data, name, named=True)
+    if not isinstance(made, Named) or "per_device_train_batch_size" not in made.attributes:
+        raise FileFormatError(f"{name} holds no arguments of a trainer.")
+    keys = {key: _plain(value) for key, value in made.attributes.items()}
+    state = made.attributes.get("distributed_state")
+    ranks = state.attributes.get("num_processes") if isinstance(state, Named) else None
+    if isinstance(ranks, int) and ranks > 1:
+        keys["num_processes"] = ranks
+    if kind := re.fullmatch(r"(?:trl|Unsloth\w+)\..*?(?:Unsloth)?([A-Z]\w+)Config", made.name):
+        keys["trainer"] = kind[1].lower()
+    return keys, _TRAINERS.get(made.name.partition(".")[0], "")
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Named):
+        return value
+    if len(value.arguments) == 1 and isinstance(value.arguments[0], str):
+        return value.arguments[0]
+    return value.name.removeprefix("torch.") if value.name.startswith("torch.") else None
+
+
+def _saved_dtype(model: str, keys: Mapping[str, Any]) -> str:
+    config = mapping_of(os.path.join(model, "config.json")) if os.path.isdir(model) else keys
+    found = config.get("dtype") or config.get("torch_dtype")
+    return str(found).removeprefix("torch.") if isinstance(found, str) else ""
+
+
+def mapping_of(file: str) -> Mapping[str, Any]:
+    """Return the keys of a file; {} of one that holds none or cannot be read."""
+    with suppress(FileFormatError):
+        text = read_text(file)
+        if file.endswith(".json"):
+            found = parse_json(text, os.path.basename(file))
+        else:
+            found = parse_yaml(text, os.path.basename(file)) if "output_dir" in text else None
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def checkpoints_of(folder: str) -> list[str]:
+    """Return the checkpoints in a folder, the newest first."""
+    with suppress(OSError):
+        names = [name for name in os.listdir(folder) if re.fullmatch(r"(checkpoint-|epoch_)\d{1,9}", name)]
+        newest = sorted(names, key=lambda name: -int(re.split(r"[-_]", name)[-1]))
+        return [os.path.join(folder, name) for name in newest]
+    return []
+
+
+def saved_file(folder: str, name: str) -> str:
+    """Return the file of that name in an output folder, else in its newest checkpoint; "" where none is."""
+    files = (os.path.join(place, name) for place in (folder, *checkpoints_of(folder)))
+    return next(filter(os.path.isfile, files), "")
+
+
+def model_beside(folder: str) -> str:
+    """Return the folder with the model's config.json; "" where there is none."""
+    return os.path.dirname(saved_file(folder, "config.json"))

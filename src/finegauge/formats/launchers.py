@@ -227,6 +227,8 @@ def _unset(told: Mapping[str, Any], nodes: int | None) -> Iterator[str]:
     named = [str(one[0] if isinstance(one, list) else one) for one in given]
     if unset := [value for value in named if UNSET.search(value)]:
         yield f"How many GPUs it starts on hangs on {unset[-1]}, which is not told: num_gpus=N says."
+    elif told.get("multi_gpu") or {"gpu", "auto"} & {*named}:
+        yield "It starts on all GPUs of a machine, whose number is not told: taken as 1; num_gpus=N says."
     elif nodes and nodes > 1:
         yield f"How many GPUs each of {nodes} nodes has is not told: taken as 1; num_gpus=N, of all, says."
 

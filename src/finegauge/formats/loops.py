@@ -16,6 +16,10 @@ from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 _OPTIMIZERS = re.compile(r"(Paged|Fused)?(AdamW?|Lion|SGD|Adafactor)(8bit)?")
 _LENGTHS = ("max_length", "max_seq_length", "seq_length", "seq_len", "max_len", "max_seq_len", "block_size",
             "context_length")  # fmt: skip
+_FINDS_LAYERS = re.compile(  # names of layers are gathered and returned
+    r"named_modules\(\)[\s\S]*\b(\w+)\.(?:add|append)\([\s\S]*\breturn (?:\w+\()*\1\b"
+)
+_MAX_FINDER = 4_000  # characters
 _OF_FIT = {"keras", "keras_nlp", "keras_hub", "tensorflow", "lightning", "pytorch_lightning"}
 _DISTILS = ("GKD", "GOLD", "MiniLLM", "Distillation", "DistillationSFT")
 _OTHER_WORK = re.compile(r"(?i)grpo|ppo|dpo|rollout|reward|distil|teacher|critic|adversar|discriminator")
@@ -42,6 +46,27 @@ def without_opaque(value: Any) -> Any:
     else:
         return value
     return value if same else kept
+
+
+def imports(nodes: Sequence[ast.AST]) -> dict[str, str]:
+    """Return what modules the names of a script come from, {name: module}."""
+    found = dict[str, str]()
+    for node in nodes:
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            name = alias.asname or alias.name.partition(".")[0]
+            found[name] = str(node.module or ".") if isinstance(node, ast.ImportFrom) else alias.name
+    return found
+
+
+def name_linears(tree: ast.Module, text: str) -> None:
+    """Have calls of a script's own functions that list a model's linear layers say "all-linear"."""
+    nodes = list(ast.walk(tree)) if "named_modules" in text else []
+    functions = [(one.name, ast.unparse(one)) for one in nodes if isinstance(one, ast.FunctionDef)]
+    short = [(name, text) for name, text in functions if "Linear" in text and len(text) < _MAX_FINDER]
+    finders, word = {name for name, text in short if _FINDS_LAYERS.search(text)}, ast.Constant("all-linear")
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.keyword) and isinstance(node.value, ast.Call):
+            node.value = word if last_name(node.value.func) in finders else node.value
 
 
 def own_loop(nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str]) -> dict[str, Any]:

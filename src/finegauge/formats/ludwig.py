@@ -71,13 +71,15 @@ def _read_batch(reading: Reading) -> None:
 
 
 def _read_length(reading: Reading) -> None:
-    key, length = "preprocessing.global_max_sequence_length", 0
+    key, length, images = "preprocessing.global_max_sequence_length", 0, 0
     for name in ("input_features", "output_features"):
         listed: Any = reading.get(name)
         for feature in listed if isinstance(listed, list) else ():
             inside = feature.get("preprocessing") if isinstance(feature, dict) else None
             stated = inside.get("max_sequence_length") if isinstance(inside, dict) else None
             length += int(whole(0, 10**7)("max_sequence_length", stated or 0))
+            images += isinstance(feature, dict) and feature.get("type") == "image"
+    reading.set("images_per_sample", images or None, "input_features")
     stated = reading.get(key, length or None)
     if stated is None:
         reading.warn(f"{key} is unstated, so nothing is cut: state seq_len=… of the longest sample.")

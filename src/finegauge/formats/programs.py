@@ -12,7 +12,7 @@ from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import RUN_FILE, recognise
-from finegauge.formats.sheet import BLOCK, mapping_in
+from finegauge.formats.sheet import BLOCK, YES, mapping_in
 from finegauge.records import NamedTuple
 
 # What qlora.py (artidoro/qlora) takes unasked.
@@ -72,7 +72,6 @@ _OF_OLD_TRL = {
 }
 _OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_config)\.")
 _OF_SWIFT = {"train_type", "tuner_type", "sft_type", "rlhf_type", "template", "torch_dtype"}
-_YES = ("true", "1", "yes")
 _OF_MEGATRON = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"}
 # Names that scripts around transformers' Trainer give the model.
 _MODELS = (
@@ -154,10 +153,10 @@ def of_open_instruct(options: Mapping[str, Any]) -> dict[str, Any]:
     found = {_OF_OPEN_INSTRUCT.get(key, key): value for key, value in options.items()}
     named, cut = found.get("dataset_name"), found.pop("sequence_parallel_size", None)
     found |= {"dataset_name": named[0]} if isinstance(named, list) else {}
-    if str(found.pop("use_lora", "")).lower() in _YES:
+    if str(found.pop("use_lora", "")).lower() in YES:
         usual = {"lora_r": 64, "lora_alpha": 16, "lora_dropout": 0.1, "lora_target_modules": "all-linear"}
         found = {**usual, **found, "use_peft": True}
-    if str(found.pop("use_qlora", "")).lower() in _YES:
+    if str(found.pop("use_qlora", "")).lower() in YES:
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True, "optim": "paged_adamw_32bit"}
     return found | ({"finegauge": {"context_parallel": cut}} if cut not in (None, "1") else {})
 
@@ -174,7 +173,7 @@ def of_copies(options: dict[str, Any], gpus: int) -> tuple[dict[str, Any], str]:
     reader = recognise(flat)
     if reader in ("", RUN_FILE, "trl", "trl:TRAINER") or (reader == "ms_swift" and not _OF_SWIFT & {*flat}):
         options = _with_model(flat)
-    if str(options.get("lora_enable", "")).lower() in _YES:
+    if str(options.get("lora_enable", "")).lower() in YES:
         return {**_LLAVA_LORA, **options}, "LLaVA's: adapters of rank 64 on every linear layer"
     return options, "its framework's"
 

@@ -17,13 +17,23 @@ from finegauge.errors import FileFormatError, FineGaugeError, UnknownKeyError, U
 from finegauge.formats import key_table, launcher_files, model_names
 from finegauge.formats.key_table import RUN_FILE, Format, lay_over, parse, recognise
 from finegauge.formats.launcher_files import ALONE, Alongside, over_defaults
-from finegauge.formats.run_argument import COMMAND, FILE, LAUNCHES, MODEL, RunArgument, content, resolve
+from finegauge.formats.run_argument import (
+    ARGUMENTS,
+    COMMAND,
+    FILE,
+    LAUNCHES,
+    MODEL,
+    RunArgument,
+    content,
+    resolve,
+)
 from finegauge.formats.sheet import BLOCK
 from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE, NOT_CHECKPOINTED, QUANTIZED_BY_METHOD
 from finegauge.run.run import (
     FIELDS,
     FROM_COMMAND_LINE,
+    FROM_DEFAULT,
     FROM_FILE,
     FROM_MODEL_ALONE,
     Run,
@@ -41,6 +51,7 @@ MAX_COMMENT_LINES = 100
 _MAX_NOTEBOOK_BYTES = 20_000_000  # its pictures included
 _COMMENT = r"#\s*finegauge:\s*(\{.*\})\s*$"
 _TRAINS = frozenset(("learning_rate", "lr", "optim", "batch_size", "gradient_accumulation_steps"))  # none's
+_OF_ADAPTERS = ("adapter", "lora_", "trainable_extra")  # how the names of their fields begin
 _CONFIG_KEYS = frozenset(("architectures", "model_type", "mamba_moe_layers"))  # of a config.json
 
 
@@ -116,6 +127,9 @@ def describe(
     reader = reader or recognise(keys)
     if reader not in (RUN_FILE, ""):
         format_ = _format(reader)
+        if "peft_type" in keys and name == "adapter_config.json":  # which tells of no training
+            told = key_table.read(format_, format_.adapt(keys), file)
+            return _model_alone(told.model, words, alongside, told)
         block = keys.get(BLOCK) or {}
         if inline and isinstance(block, Mapping):
             keys = {**keys, BLOCK: {**inline, **block}}
@@ -211,7 +225,16 @@ class _Loaded(NamedTuple):
 
 def _loaded(asked: RunArgument) -> _Loaded:
     """Return what a RUN holds."""
-    name = os.path.basename(asked.place)
+    if os.path.basename(asked.place) != ARGUMENTS:
+        return _of_text(asked, os.path.basename(asked.place))
+    from finegauge.formats.finished_runs import saved_run
+
+    reader, keys = saved_run(asked.value)
+    said = "the run that wrote this folder is read; for a new one name the model, or its config.json."
+    return _Loaded(keys, reader, (f"{ARGUMENTS}: {said}",))
+
+
+def _of_text(asked: RunArgument, name: str) -> _Loaded:
     if asked.kind == FILE:
         kind = os.path.splitext(name)[1].lower()
         text = read_text(asked.value, _MAX_NOTEBOOK_BYTES if kind == ".ipynb" else MAX_BYTES)
@@ -297,12 +320,13 @@ def inline_fields(text: str, name: str) -> Mapping[str, Any]:
     return {}
 
 
-def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Run:
+def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside, adapted: Run | None = None) -> Run:
     """Return the run that somebody means who names a model and nothing else: LoRA, 16 sequences a step.
 
     Lengths are Alpaca's, where nothing is said of the data. Checkpointing is not what inference has, and
     pre-training trains every weight. The rest are the defaults of every run: rank 16 on all linear layers,
-    bf16 (fp16 where the GPU has none), seq_len 2,048, or as many positions as an older model has.
+    bf16 (fp16 where the GPU has none), seq_len 2,048, or as many positions as an older model has. Of
+    `adapted` are the adapters.
     """
     said = parse(words, FIELDS)
     phase = str(FIELDS["phase"]("phase", said.get("phase", "sft")))
@@ -327,8 +351,11 @@ def _model_alone(model: str, words: tuple[str, ...], alongside: Alongside) -> Ru
         if positions is not None and 1 < positions < USUAL_LENGTH and "seq_len" not in said:
             assumed |= {"seq_len": positions}
     origins = {"model": FROM_COMMAND_LINE, **dict.fromkeys(assumed, FROM_MODEL_ALONE)}
-    fields: dict[str, Any] = {"model": model, "phase": phase, **assumed}
-    warnings: list[str] = []
+    said_of = {} if adapted is None else {k: v for k, v in adapted.origins.items() if v != FROM_DEFAULT}
+    told = {name: getattr(adapted, name) for name in said_of if name.startswith(_OF_ADAPTERS)}
+    origins |= dict.fromkeys(told, FROM_FILE)
+    fields: dict[str, Any] = {"model": model, "phase": phase, **assumed, **told}
+    warnings = list(adapted.warnings if adapted else ())
     model_names.take_copy(fields, origins, warnings)
     del fields["phase"]  # the command line's own
     return _run(fields, origins, words, alongside, warnings)

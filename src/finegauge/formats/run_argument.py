@@ -19,6 +19,7 @@ COMMAND_MARK = " -- "  # before a command; click takes no word with a space in f
 LAUNCHES = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch", ".ipynb")  # that hold launch lines
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", *LAUNCHES)
 MAX_FOLDER_FILES = 200
+ARGUMENTS = "training_args.bin"  # those of transformers' Trainer, beside what it saves
 _HUB_PAGE = (  # and its mirrors; ModelScope's models have the same names
     r"(?i)(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.(?:cn|ai))/)"
     r"(?:models/)?"
@@ -115,12 +116,14 @@ def standard_input() -> str:
 
 
 def _in_folder(folder: str, is_training: Callable[[str], bool]) -> RunArgument:
-    """Return what a folder stands for: adapters, a model, or the only training file in it."""
-    if os.path.isfile(adapters := os.path.join(folder, "adapter_config.json")):
-        return RunArgument(FILE, adapters)
+    """Return what a folder stands for: a training that was, adapters, a model, or its only training file."""
+    for name in (ARGUMENTS, "adapter_config.json"):
+        if os.path.isfile(found_in := os.path.join(folder, name)):
+            return RunArgument(FILE, found_in)
     if os.path.isfile(os.path.join(folder, "config.json")):
         return RunArgument(MODEL, folder)
-    names = sorted(name for name in os.listdir(folder)[:MAX_FOLDER_FILES] if name.endswith(SUFFIXES))
+    inside = os.listdir(folder)[:MAX_FOLDER_FILES]
+    names = sorted(name for name in inside if name.endswith(SUFFIXES))
     paths = [os.path.join(folder, name) for name in names if not name.startswith(".")]
     found = [path for path in paths if os.path.isfile(path) and is_training(path)]
     if len(found) == 1:
@@ -131,6 +134,9 @@ def _in_folder(folder: str, is_training: Callable[[str], bool]) -> RunArgument:
         raise InputError(
             f"The folder {shown(folder)} holds {len(names)} training files: name one of {listed}."
         )
+    if saved := [name for name in inside if re.fullmatch(r"checkpoint-\d{1,9}", name)]:
+        newest = max(saved, key=lambda name: int(name.rpartition("-")[2]))
+        return _in_folder(os.path.join(folder, newest), is_training)
     raise FileFormatError(
         f"The folder {shown(folder)} holds no config.json, no adapter_config.json and no training file; "
         f"name a run file or a model's folder."

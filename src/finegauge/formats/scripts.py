@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.documents import parse_json
-from finegauge.errors import FileFormatError
+from finegauge.errors import FieldError, FileFormatError
 from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
-from finegauge.formats.loops import instead, own_loop, without_opaque
+from finegauge.formats.loops import imports, instead, name_linears, own_loop, without_opaque
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
 from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
 from finegauge.formats.recipes import READER, recipe_in
@@ -136,6 +136,7 @@ def load_python(
     Raises: FileFormatError for text that is no Python, or that starts no training.
     """
     tree = _parsed(text, name)
+    name_linears(tree, text)
     script = _Reader(tree, options, environment, files)
     nodes, wanted = list(ast.walk(tree)), str(options.get("config", ""))
     recipe, computed, remark = recipe_in(nodes, script.values, script.modules, wanted)
@@ -178,7 +179,11 @@ def load_python(
 
 
 def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a script leaves to others."""
+    """Yield what a script leaves to others; raise FieldError where it learns from a teacher."""
+    if script.has_teacher:
+        raise FieldError(
+            "teacher_model distils a teacher, which is not supported: ask for the student alone."
+        )
     if script.model_computed and "model_name_or_path" not in keys:
         yield MODEL_COMPUTED
     if script.builds and "model_name_or_path" not in keys:
@@ -209,16 +214,6 @@ def _written(script: "_Reader", name: str, warnings: tuple[str, ...]) -> Script:
     raise FileFormatError(
         f"{name} starts no training that is known: {instead(script.modules, script.calls)}."
     )
-
-
-def _imports(nodes: list[ast.AST]) -> dict[str, str]:
-    """Return what modules the names of a script come from, {name: module}."""
-    found = dict[str, str]()
-    for node in nodes:
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            name = alias.asname or alias.name.partition(".")[0]
-            found[name] = str(node.module or ".") if isinstance(node, ast.ImportFrom) else alias.name
-    return found
 
 
 def _parsed(text: str, name: str) -> ast.Module:
@@ -267,7 +262,7 @@ class _Reader:
         if self.values.drop_dead_branches(nodes):
             nodes = list(ast.walk(tree))
             self.values = Values(nodes, *given)
-        self.modules = _imports(nodes)
+        self.modules = imports(nodes)
         self.keys: dict[str, Any] = dict(self.values.parsed)
         self.opaque: set[str] = set()  # keys whose value is computed
         self.calls = {
@@ -284,7 +279,7 @@ class _Reader:
         self.loads_adapters = False  # of another training, to go on with
         self.builds, self._built = False, None  # a model without its weights, of another's configuration
         self.has_arguments = False  # a trainer, wherever they are
-        self.keeps_logits = self.has_mxfp4 = False
+        self.keeps_logits = self.has_mxfp4 = self.has_teacher = False
         self._evaluated: ast.expr | None = None  # the data set of a trainer's evaluations
         self._cuts = list[int]()  # where a tokenizer is told to cut
         self.trained_on = ""
@@ -339,6 +334,7 @@ class _Reader:
     def _read_all(self, nodes: list[ast.AST]) -> None:
         for node in nodes:
             if isinstance(node, ast.Call):
+                self.has_teacher |= any(one.arg == "teacher_model" for one in node.keywords)
                 self._read(node, *callee(node.func))
             elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
                 self._note_slice(node.value, node.slice)
@@ -360,15 +356,7 @@ class _Reader:
             self._note("trainer", _TRL_ARGUMENTS.get(name))
             self._take(call, None)
         elif name in _TRAINERS:
-            if name in _TRL_TRAINERS:
-                self.keys["trainer"] = _TRL_TRAINERS[name]
-            self._take(call, dict.fromkeys(_OF_TRAINER))
-            self._take_model(call, "model")
-            given = {str(one.arg): one.value for one in call.keywords}
-            self.has_arguments |= bool({"args", "None"} & {*given})
-            self.is_old |= name in _TRL_TRAINERS and "tokenizer" in given
-            self.keeps_logits |= "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
-            self._evaluated = given.get("eval_dataset", self._evaluated)
+            self._read_trainer(call, name)
         elif name == "from_pretrained" and (
             owner in _UNSLOTH
             or owner.startswith("AutoModel")
@@ -384,6 +372,21 @@ class _Reader:
             self._take(call, dict.fromkeys((*_OF_MODEL, *_OF_UNSLOTH)))
         else:
             self._read_beside(call, owner, name)
+
+    def _read_trainer(self, call: ast.Call, name: str) -> None:
+        if name in _TRL_TRAINERS:
+            self.keys["trainer"] = _TRL_TRAINERS[name]
+        self._take(call, dict.fromkeys(_OF_TRAINER))
+        self._take_model(call, "model")
+        given = {str(one.arg): one.value for one in call.keywords}
+        self.has_arguments |= bool({"args", "None"} & {*given})
+        other = given.get("ref_model", call.args[1] if len(call.args) > 1 else None)
+        made = self.values.assigned(last_name(other)) if name == "DPOTrainer" else None
+        if isinstance(made, ast.Call) and callee(made.func)[1] == "from_pretrained":
+            self._told["reference_model"] = "copy"  # beside adapters too
+        self.is_old |= name in _TRL_TRAINERS and "tokenizer" in given
+        self.keeps_logits |= "compute_metrics" in given and "preprocess_logits_for_metrics" not in given
+        self._evaluated = given.get("eval_dataset", self._evaluated)
 
     def _note_blocks(self) -> None:
         """Note that texts are joined and cut into blocks, as run_clm.py does."""
@@ -433,9 +436,9 @@ class _Reader:
             self._note_cut(call, tokenizes=False)
         elif name in ("function", "cls") and owner in ("app", "stub"):  # Modal's
             self._told |= known_card(str(self.values.named(call).get("gpu", "")).partition(":")[0])
-        elif name == "ScalingConfig":  # Ray's: workers on a GPU each
+        elif name in ("ScalingConfig", "notebook_launcher"):  # Ray's and accelerate's: workers on a GPU each
             told = self.values.named(call)
-            workers = told.get("num_workers") if told.get("use_gpu") else None
+            workers = told.get("num_workers") if told.get("use_gpu") else told.get("num_processes")
             self._told |= {"num_gpus": workers} if isinstance(workers, int) else {}
             self._told |= known_card(str(told.get("accelerator_type", "")))
         else:

@@ -41,6 +41,7 @@ llama mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3
 NAMED_PROJECTIONS = frozenset(_NAMED.split())
 DENSE = NAMED_PROJECTIONS - {"mixtral", "qwen2_moe", "qwen3_moe"}
 BLOCK = "finegauge"  # of fields of a run in any file
+YES = ("true", "1", "yes")  # as command lines have it
 _OF_ENVIRONMENT = r"\$\{(?:oc\.env:\w{1,100},|[A-Z]\w{0,99}[:,]-?)\s*([^${}]{1,200})\}"
 
 

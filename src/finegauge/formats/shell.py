@@ -31,6 +31,11 @@ _KEYED = re.compile(r"([A-Za-z_]\w{0,63})\[([^\[\]=]{1,80})\](\+?)=(.*)", re.DOT
 _SOURCED = re.compile(r"(?:source|\.) (\S+)|\$\((?:cat|grep|egrep|sed|xargs)\b.*?([\w./~-]*\.env)[ |'\")].*")
 _DECLARE, _BRACKETS = {"export", "declare", "local", "readonly", "typeset", "env"}, re.compile(r"[{}()]")
 _PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")
+# A here-document in the place of a file's name, --config_file <(cat <<EOF, as one that is written before
+_AS_FILE = re.compile(
+    r"(?ms)^([^\n]*?)<\(\s*cat\s+(<<-?\s*(['\"]?)(\w+)\3)[ \t]*\n(.*?\n[ \t]*\4)[ \t]*\n\s*\)"
+)
+_WRITTEN = r"cat > document_\4 \2\n\5\n\1document_\4"
 _CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "{": "}"}
 _PARTS = {"if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values()}
 _HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "bsub", "gcloud", "wsl"))  # a text is a command
@@ -138,6 +143,7 @@ class Shell:
         joined = re.sub(
             r"\\[ \t]*\r?\n|[ \t][\^`][ \t]*\r?\n(?=[ \t]*-)", " ", lines
         )  # cmd's and PowerShell's too
+        joined = _AS_FILE.sub(_WRITTEN, joined) if "<(" in joined else joined
         self._text = f"{self._text[: self._at]}{joined}{self._text[self._at :]}"
 
     def commands(self) -> Iterator[Command]:

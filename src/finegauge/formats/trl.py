@@ -23,6 +23,7 @@ from finegauge.formats.sheet import (
     ACCELERATE,
     BLOCK,
     DEEPSPEED,
+    YES,
     Sheet,
     dataset_name,
     file_kind,
@@ -70,6 +71,7 @@ OF_SCRIPT = {
     **dict.fromkeys(("pretrained_model_name_or_path", "model_id"), "model_name_or_path"),
     "attention_implementation": "attn_implementation",
 }
+_OF_LMFLOW = {"save_aggregated_lora", "disable_group_texts", "use_lisa", "lisa_activated_layers"}
 _BITS = ("bits", "load_in_bits", "quantization_bit")
 _OF_LLAVA = (
     "pretrain_mm_mlp_adapter",
@@ -103,13 +105,30 @@ def of_adapter(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"use_peft": True, **_PEFT_DEFAULTS, **{_OF_ADAPTER.get(k, k): v for k, v in keys.items()}}
 
 
+def _of_lmflow(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return keys with what LMFlow does by its own options: texts fill blocks, or are padded to one each."""
+    if not _OF_LMFLOW & {*keys}:
+        return keys
+    if str(keys.get("use_lisa", "false")).lower() in YES:
+        raise FieldError(
+            "use_lisa trains a few layers at a time, which is not supported; without it all train."
+        )
+    if str(keys.get("q_lora")).lower() in YES:
+        keys = {"gradient_checkpointing": True, **keys}
+    fills = str(keys.get("disable_group_texts", "true")).lower() not in YES
+    return {
+        **keys,
+        **({"packing": True, "packing_strategy": "wrapped"} if fills else {"pad_to_max_length": True}),
+    }
+
+
 def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of scripts around transformers' Trainer (FastChat's, Alpaca's) under TRL's names."""
     if alien := next((key for key in _OF_LLAVA if key in keys), None):
         raise FieldError(
             f"{alien} is an option of LLaVA, whose vision tower and projector are not supported."
         )
-    found = {OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()}
+    found = _of_lmflow({OF_SCRIPT.get(key, key): value for key, value in of_adapter(keys).items()})
     if isinstance(found.get("dataset"), str):
         found.setdefault("dataset_name", found.pop("dataset"))
     if found.get("lora_target_modules") == "all":
@@ -118,7 +137,7 @@ def of_script(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     lengths = [str(found.pop(name)) for name in both if name in found]
     if len(lengths) == 2 and all(length.isdecimal() for length in lengths):
         found.setdefault("max_seq_length", sum(map(int, lengths)))
-    if str(found.pop("q_lora", "false")).lower() == "true":
+    if str(found.pop("q_lora", "false")).lower() in YES:
         found |= {"load_in_4bit": True, "use_bnb_nested_quant": True, "use_peft": True}
     bits = {str(found.pop(name)) for name in _BITS if name in found}
     found |= {f"load_in_{bit}bit": True for bit in bits & {"4", "8"}}

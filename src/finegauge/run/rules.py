@@ -198,7 +198,9 @@ def _check_images(values: Mapping[str, Any]) -> None:
     if not (values["images_per_sample"] or values["videos_per_sample"]):
         return
     if values["image_size"] is None:
-        raise FieldError("images need image_size, as 1024x768: width x height before they are resized.")
+        raise FieldError(
+            "images need image_size: add their width x height unresized, as image_size=1024x768."
+        )
     if values["videos_per_sample"] and values["video_frames"] is None:
         raise FieldError("videos_per_sample needs video_frames, the frames taken of each video.")
     if values["phase"] in (*RL, *SERVING):

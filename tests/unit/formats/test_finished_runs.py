@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.finished_config import UNCOUNTED, finished_row, read_arguments
-from finegauge.formats.finished_runs import finished_in
+from finegauge.formats.finished_config import UNCOUNTED, finished_row
+from finegauge.formats.finished_runs import finished_in, read_arguments
 from tests.unit.formats.finished import (
     ARGUMENTS,
     TINY,

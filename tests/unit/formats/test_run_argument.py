@@ -11,6 +11,7 @@ from finegauge.errors import FileFormatError, InputError
 from finegauge.formats import run_argument
 from finegauge.formats.reading import read
 from finegauge.formats.run_argument import COMMAND, FILE, MODEL, STDIN, resolve
+from tests.unit.formats.finished import saved_arguments
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128}
 RUN = "model: qwen3-8b\nmethod: lora\n"
@@ -92,6 +93,20 @@ def test_folders(tmp_path: Path) -> None:
     adapters = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": 4}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapters), "utf-8")
     assert read(tmp_path).lora_rank == 4
+
+
+def test_a_folder_that_a_training_wrote_is_that_training(tmp_path: Path) -> None:
+    for steps, rank in ((60, 8), (120, 32)):
+        saved = tmp_path / f"checkpoint-{steps}"
+        saved.mkdir()
+        adapters = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B", "r": rank}
+        (saved / "adapter_config.json").write_text(json.dumps(adapters), "utf-8")
+    alone = read(tmp_path)  # adapters tell of no trainer: the rest is as of a bare name
+    assert (alone.lora_rank, alone.weights_dtype, alone.framework) == (32, "bf16", "")
+    saved_arguments(saved / "training_args.bin", per_device_train_batch_size=3, bf16=True)
+    run = read(tmp_path)
+    assert (run.model, run.lora_rank, run.micro_batch_size, run.autocast) == ("Qwen/Qwen3-8B", 32, 3, "bf16")
+    assert "the run that wrote this folder is read" in run.warnings[0]
 
 
 @pytest.mark.parametrize("text", [RUN, json.dumps({"model": "qwen3-8b", "method": "lora"})])

@@ -20,7 +20,7 @@ CONFIGS = SHARED / "reference" / "configs"
 LORA = Run(model="Qwen/Qwen3-8B", method="lora", autocast="bf16", adapter_dtype="fp32", dataset="math_14k")
 OF_FOLDER = {"ms_swift": "ms-swift"}
 LAUNCHED = {"nemo/automodel_peft_8b.yaml": ("num_gpus=8",)}
-NO_RUN = ("traps/", "accelerate/", "deepspeed/", "nemo/legacy")
+NO_RUN = ("traps/", "accelerate/", "deepspeed/", "nemo/legacy", "trl/adapter_config.json")  # of no trainer
 
 
 def examples() -> list[str]:
