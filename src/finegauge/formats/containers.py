@@ -436,6 +436,9 @@ def _named(node: ast.AST) -> dict[str, ast.expr]:
 def _process(call: ast.Call, values: Values) -> str:
     """Return what a call of subprocess or os.system starts."""
     owner, name = callee(call.func)
+    if name == "execute_train":  # of slime and its forks
+        told = {one.arg: _text(one.value, values) for one in call.keywords}
+        return f"python3 {told.get('train_script', 'train.py')} {told.get('train_args', '')}"
     if name not in _STARTS or owner not in _OWNERS or not call.args:
         return ""
     words = [_text(one, values) for one in _parts(call.args[0], values)]

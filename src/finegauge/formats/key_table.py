@@ -458,12 +458,12 @@ class Reading:
         if "model" not in self.fields:
             key = key or self.format.model_key
             told, way = " ".join(self.warnings), f"; add '{key}: …'"
-            if re.search(rf"[:.] ?({key}|model_name_or_path|model\.path) holds a variable", told):
+            if re.search(rf"[:.] ?(\w*({key}|model_name_or_path)|model\.path) holds a variable", told):
                 way = ": the script does not tell its variable's value; add model=NAME"
             elif "the model is built by the script" in told:
                 way = ": it builds it of a configuration of its own; add model=config.json, as it saves it"
-            elif "the model is an argument" in told:
-                way = ": it is an argument without a default, or computed; add model=NAME"
+            elif said := re.search(r"the model is (.+?), and is not read", told):
+                way = f": it is {said[1]}; add model=NAME"
             elif theirs := [name for name in self.keys if re.search(_OF_MODELS, str(name)[:200])]:
                 way += f" ({shown(str(theirs[0]))} is no key of {self.format.name})"
             raise FieldError(f"{self.file_name} does not state its model{way}.")
@@ -552,7 +552,9 @@ class Reading:
             top = key.partition(".")[0]
             if value is None or key in read or top in read or key in known or f"{top}.*" in known:
                 continue
-            off = str(value).lower() in ("false", "0") or re.search(_HARMLESS, key[:200])
+            off = str(value).lower() in ("false", "0") or (
+                re.search(_HARMLESS, key[:200]) and "percent" not in key
+            )
             if not off or self.format.lists_its_keys:
                 unknown.append(key)
                 apart = key == top and isinstance(value, Mapping) and not {*value} <= {*self.keys}

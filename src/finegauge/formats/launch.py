@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from finegauge.catalogue.tables import refusal
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
@@ -37,8 +38,8 @@ from finegauge.formats.launchers import (
     options_of,
     until_pipe,
 )
-from finegauge.formats.programs import LLAMA_FACTORY, MODULES, NOT_READ, SCRIPTS, TOOLS, Program
-from finegauge.formats.sheet import BLOCK, mapping_in
+from finegauge.formats.programs import LLAMA_FACTORY, MODULES, SCRIPTS, TOOLS, Program
+from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
 from finegauge.formats.shell import Command, Shell
 from finegauge.records import NamedTuple
 
@@ -93,6 +94,7 @@ _ARRAY = re.compile(r"(?ms)=\(\s*$.*?^\s*\)")  # whose comments end with their l
 _CUT_SHORT = re.compile(r"\\\n[ \t]*#[^\n]*\n[ \t]*-|\\ +#")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
+_MAX_LAUNCHER = 60  # words before a program's name
 _MAX_FOLLOWED = 3  # scripts that start scripts
 _OF_FILE = re.compile(r"\$\{[a-z]\w*(\.\w+)+\}")  # what a file of OmegaConf takes of its own
 
@@ -240,9 +242,12 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     for at, word in enumerate(words):
         tool = MODULES.get(word, word.rpartition("/")[2])
         tool = next((image for image in _IMAGES if tool.startswith(f"{image}:")), tool)
-        if tool in NOT_READ and (at == 0 or not words[at - 1].startswith("--")):
+        spellings = (word, tool, " ".join(words[max(0, at - 1) : at + 1]))
+        reasons = (refusal("command", one[:200]) for one in spellings if at < _MAX_LAUNCHER)
+        why = next(filter(None, reasons), "")
+        if why and (at == 0 or not words[at - 1].startswith("--")):
             raise FileFormatError(
-                f"{place.name}: {NOT_READ[tool]}; state the run in FineGauge's own fields, such as model."
+                f"{place.name}: {why}; state the run in FineGauge's own fields, such as model."
             )
         following, by_name = "".join(words[at + 1 : at + 2]), TOOLS.get(tool, {})
         named = word in MODULES or not (at and re.match(r"-[^=]*.(?<!^--)$", words[at - 1]))
@@ -257,7 +262,8 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
             return _read(program, _Line(tool, words[:at], rest, command, place, batch))
         is_module = at > 0 and words[at - 1] in ("-m", "--module")
         if (is_module and word in LAUNCHERS) or (
-            word.endswith(SCRIPT_ENDINGS) and _hands_on(words[at + 1 :])
+            word.endswith(SCRIPT_ENDINGS)
+            and _hands_on(words[at + 1 :], wraps=word.endswith(SHELL_ENDINGS) and place.text(word) is None)
         ):
             continue
         if is_module or word.endswith(SCRIPT_ENDINGS) or word.startswith("--module="):
@@ -267,9 +273,11 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     return None
 
 
-def _hands_on(rest: Sequence[str]) -> bool:
+def _hands_on(rest: Sequence[str], *, wraps: bool) -> bool:
     """Return whether a script only starts what stands behind its options: submit.py --gpus 8 -- COMMAND."""
     behind = rest[rest.index("--") + 1 :] if "--" in rest[:-1] else ()
+    if wraps and rest and rest[0].endswith(".py"):
+        return True
     return any(word in ("accelerate", "torchrun", "deepspeed") or word in TOOLS for word in behind[:3]) or (
         any(word.endswith(SCRIPT_ENDINGS) for word in behind[:4])
     )
@@ -344,8 +352,8 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if not program.reader and any(word.startswith("--job.config_file") for word in rest):
         program, script = Program("torchtitan"), None  # whose train.py it is
     arrays = [word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)]  # that nobody sets
-    rest = [word for word in rest if word not in arrays]
-    options, loose = options_of(rest, hydra=program.hydra or _looks_like_hydra(rest))
+    rest, settles = [word for word in rest if word not in arrays], _own_settings(script)
+    options, loose = options_of(rest, hydra=program.hydra or settles == "hydra" or _looks_like_hydra(rest))
     if str(options.get("do_train", "")).lower() in ("false", "0"):
         raise _TrainsNothingError(
             f"{place.name} starts {shown(named)} with do_train false, which trains nothing."
@@ -355,7 +363,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
                if word[:1] == "$" and (before[:1] != "-" or "=" in before)] + arrays  # fmt: skip
     if "config_name" in options and {"output_dir", "tokenizer_name"} & {*options}:  # no file of Hydra's
         options.setdefault("model_name_or_path", options.pop("config_name"))
-    keys, file = _config(options, loose, command, place, warnings)
+    keys, file = ({}, "") if settles else _config(options, loose, command, place, warnings)
     takes = (keys, {"accelerate_config"}), (options, () if serves else OF_LAUNCHERS)  # of TRL's files, too
     own = {key: held.pop(key) for held, names in takes for key in names if key in held}
     options, variables = _of_its_own(program, line, options, keys, warnings)
@@ -374,7 +382,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
         loaded = _of_script(script, named, {**keys, **options}, reader, seen, place)
         options = {key: value for key, value in options.items() if key not in loaded.own} | loaded.keys
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
-    told = programs.laid_over({**program.keys, **keys}, options)
+    told = laid_over({**program.keys, **keys}, options)
     unset = [key for key, value in {**keys, **options}.items()
              if isinstance(value, str | list) and UNSET.search(_OF_FILE.sub("", str(value)))]  # fmt: skip
     warnings += [
@@ -383,7 +391,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     ]
     warnings += [f"{place.name}: what {shown(one)} adds to the command is not known." for one in unknown[:5]]
     keys, options = (place.filled(held, unset) for held in (keys, options))
-    keys = programs.laid_over({**program.keys, **keys}, options)
+    keys = laid_over({**program.keys, **keys}, options)
     if not reader:
         reader = programs.reader_of(told, named) or program.usual
         if script is None and program == Program():
@@ -400,6 +408,16 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if block:
         keys = {**keys, BLOCK: {**block, **mapping_in(keys, BLOCK)}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
+
+
+def _own_settings(script: tuple[str, str] | None) -> str:
+    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse" or ""."""
+    text = script[0] if script else ""
+    if re.search(r"^\s*@hydra\.main\(", text, re.MULTILINE):
+        return "hydra"
+    opens = re.search(r"safe_load|(yaml|json|OmegaConf|tomli?|tomllib)\.load", text)
+    declares = re.search(r"""add_argument\(\s*(["']-\w["'],\s*)?["']--config([_-](file|path))?["']""", text)
+    return "argparse" if opens and declares else ""
 
 
 def _of_its_own(

@@ -16,16 +16,27 @@ from typing import Any
 from finegauge import documents
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, shown
-from finegauge.formats.sheet import ACCELERATE, mapping_in, without
+from finegauge.formats.sheet import ACCELERATE, mapping_in, value_at, without
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, whole
 from finegauge.run.rules import DATA_DEGREES, FSDP, MODEL_DEGREES, STATED
 from finegauge.run.run import FROM_COMMAND_LINE, FROM_DEFAULT, Run
 
-_EXACT = ("micro_batch_size", "gradient_accumulation_steps")
+BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
 _STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
 GATHERS = "stage3_gather_16bit_weights_on_model_save"
+# Blocks of DeepSpeed's file that are read, or that neither memory nor time hangs on.
+_BLOCKS = re.compile(
+    r"bf16|fp16|amp|optimizer|scheduler|zero_optimization|activation_checkpointing|aio|tensor_parallel|comet"
+    r"|data_types|checkpoint|comms_logger|flops_profiler|tensorboard|wandb|csv_monitor|monitor_config"
+    r"|autotuning|elasticity|hybrid_engine|torch_autocast|offload_(optimizer|param)"
+)
+# Its optimizers, of which a training file's gives way to.
+_OPTIMIZERS = {
+    **dict.fromkeys(("adam", "adamw", "fusedadam", "cpuadam", "torchadam"), "adamw"),
+    **{name: name for name in ("lion", "sgd", "adagrad", "muon")},
+}
 ZERO_PLUS_PLUS = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 _UNSHARDED: Mapping[str, Any] = {"sharding": "none", "cpu_offload": "none"}
 MAX_INHERITED = 8  # files over files
@@ -123,7 +134,7 @@ def _refuse_contradictions(
     origin: str, found: Mapping[str, Any], fields: Mapping[str, Any], origins: Mapping[str, str]
 ) -> None:
     """Raise where `found` and `fields` cannot both hold."""
-    for field in _EXACT:
+    for field in BATCH:
         known = fields.get(field)
         if field in found and _is_stated(field, origins) and str(known) != str(found[field]):
             raise FieldError(
@@ -163,17 +174,46 @@ def deepspeed_fields(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that DeepSpeed's keys state; what is "auto" is not among them."""
     fields: dict[str, Any] = dict(_zero_fields(keys))
     keys_of_batch = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    for key, field in zip(keys_of_batch, _EXACT, strict=True):
+    for key, field in zip(keys_of_batch, BATCH, strict=True):
         if keys.get(key) not in (None, "auto"):
             fields[field] = whole(1, 10**6)(key, keys[key])
     for dtype in ("bf16", "fp16"):
         enabled = mapping_in(keys, dtype).get("enabled")
         if enabled not in (None, "auto") and flag(f"{dtype}.enabled", enabled):
             fields["autocast"] = dtype
+    named = str(mapping_in(keys, "optimizer").get("type")).lower()
+    fields |= {"optimizer": _OPTIMIZERS[named]} if named in _OPTIMIZERS else {}
     tensor = mapping_in(keys, "tensor_parallel").get("autotp_size")
     if tensor not in (None, 0, 1):
         fields["tensor_parallel"] = whole(1, 10**6)("autotp_size", tensor)
     return fields
+
+
+def _whole_batch(keys: Mapping[str, Any]) -> int:
+    """Return the sequences of a step that DeepSpeed's keys state; 0 where they leave them open."""
+    stated = keys.get("train_batch_size")
+    return 0 if stated in (None, "auto") else int(whole(1, 10**9)("train_batch_size", stated))
+
+
+def batch_by_engine(keys: Mapping[str, Any], told: Mapping[str, Any], ranks: int | None) -> dict[str, int]:
+    """Return micro-batch and accumulation that DeepSpeed's file leaves open to the loop of its engine."""
+    left, batch = [field for field in BATCH if field not in told], _whole_batch(keys)
+    shares = {left[0]: max(1, batch // (prod(told.get(f, 1) for f in BATCH) * (ranks or 1)))} if left else {}
+    return dict.fromkeys(left, 1) | (shares if batch else {})
+
+
+def refuse_other_batch(keys: Mapping[str, Any], fields: Mapping[str, Any], ranks: int | None) -> None:
+    """Raise where DeepSpeed's train_batch_size is not what batch, accumulation and ranks come to."""
+    parts, batch = [str(fields.get(field, 1)) for field in BATCH], _whole_batch(keys)
+    if not batch or not all(part.isdecimal() for part in parts):
+        return
+    share = prod(map(int, parts)) * (ranks or 1)
+    if batch % share or (ranks and batch != share):
+        raise FieldError(
+            f"train_batch_size={batch} of the DeepSpeed file contradicts the training file's {share}: "
+            f"micro_batch_size={parts[0]} x gradient_accumulation_steps={parts[1]} x {ranks or 1} "
+            "data-parallel ranks; make them equal, or set the former to auto."
+        )
 
 
 class Zero(NamedTuple):
@@ -185,12 +225,19 @@ class Zero(NamedTuple):
 
 
 def unmodelled(keys: Mapping[str, Any]) -> str:
-    """Return the warning of what DeepSpeed's keys ask of ZeRO++ that is not predicted; "" of nothing."""
-    zero, key = keys.get("zero_optimization"), "zero_quantized_nontrainable_weights"
-    asked = mapping_in(keys, "zero_optimization") if isinstance(zero, Mapping) else {}
-    if str(asked.get(key)).lower() != "true":
-        return ""
-    return f"DeepSpeed's {key} (frozen weights in 8 bits) is not predicted."
+    """Return the warning of what DeepSpeed's keys ask that is not predicted; "" of nothing."""
+    zero: Mapping[str, Any] = mapping_in(keys, "zero_optimization")
+    off: tuple[Any, ...] = (None, False, "false", {})
+    asked = [
+        str(key)
+        for key, one in [*keys.items(), *zero.items()]
+        if isinstance(one, Mapping) and not _BLOCKS.fullmatch(str(key)) and one.get("enabled", one) not in off
+    ]
+    switches = ("zero_quantized_nontrainable_weights", "offload_optimizer.super_offload")
+    asked += [path for path in switches if value_at(zero, path) not in off]
+    ratio = value_at(zero, "offload_optimizer.ratio")  # of Twin-Flow
+    asked += ["offload_optimizer.ratio"] if isinstance(ratio, int | float) and ratio < 1 else []
+    return f"DeepSpeed's {', '.join(asked)}: not predicted; the run is taken as without." if asked else ""
 
 
 def zero_of(named: Any, config_file: str) -> Zero:
@@ -230,17 +277,18 @@ def over_defaults(keys: Mapping[str, Any], file: str, depth: int = 0) -> dict[st
         if path is None or not isinstance(found, dict):
             missing = True
             continue
-        under = _merged(under, over_defaults(found, path, depth + 1))
+        under = merged(under, over_defaults(found, path, depth + 1))
     own = keys if missing else {key: value for key, value in keys.items() if key != "defaults"}
-    return _merged(under, own)
+    return merged(under, own)
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of `over` laid over those of `under`, section by section."""
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        found[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+        found[key] = merged(below, value) if both else value  # type: ignore[arg-type]
     return found
 
 

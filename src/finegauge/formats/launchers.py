@@ -1,5 +1,6 @@
 """What launchers, schedulers and shells are told: processes, nodes, accelerate's options, comments, tests."""
 
+import ast
 import operator
 import os
 import re
@@ -11,7 +12,7 @@ from finegauge.catalogue.gpus import cloud_machine, known_gpu
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats.launcher_files import STAGE, find_inside
-from finegauge.formats.python_values import calculated_text
+from finegauge.formats.sheet import MAX_TEXT
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
@@ -25,6 +26,7 @@ _SET = re.compile(
     r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*=[ \t]*"
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\n]*?)[ \t]*(?:[ \t]#.*)?$"
 )
+_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _MAX_ENV = 100_000  # characters
 _TESTS = ("[", "[[", "test", "]", "]]", "!")
 _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
@@ -58,6 +60,15 @@ OF_FILES = re.compile(
 )
 _GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
 _ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
+
+_BINARY: Mapping[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 # How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
 _LISTED = re.compile(
@@ -433,6 +444,44 @@ def of_engine(
             listed if "device=" in asked else ",".join(map(str, range(int(asked))))
         )
     return mounts, variables
+
+
+def joined(kind: ast.operator, left: Any, right: Any) -> Any:
+    """Return two plain values joined by an operator; None where that cannot be."""
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
+    if type(kind) not in _BINARY or not (numbers or adds):
+        return None
+    if (numbers and max(abs(left), abs(right)) > 1e15) or (adds and len(left) + len(right) > MAX_TEXT):
+        return None
+    try:
+        return _BINARY[type(kind)](left, right)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+def _calculated(node: ast.expr) -> Any:
+    """Return the number that constants joined by operators make; None for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _calculated(node.operand)
+        return None if value is None else -value
+    if isinstance(node, ast.BinOp):
+        return joined(node.op, _calculated(node.left), _calculated(node.right))
+    return None
+
+
+def calculated_text(expression: str) -> str:
+    """Return the value of a shell's whole numbers added, multiplied and divided; else the expression."""
+    if _SUM.fullmatch(expression) and "**" not in expression:
+        try:
+            value = _calculated(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
+        except (SyntaxError, ValueError, RecursionError):
+            value = None
+        if isinstance(value, int):
+            return str(value)
+    return f"$(({expression}))"
 
 
 def decided(words: Sequence[str]) -> bool | None:

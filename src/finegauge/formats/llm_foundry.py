@@ -19,7 +19,7 @@ from finegauge.formats.sheet import dotted, mapping_in
 from finegauge.run.field import whole
 
 _PATH, _NAME, _GPUS = "model.pretrained_model_name_or_path", "model.name", "compute.gpus"
-_PEFT = "model.peft_config"
+_PEFT, _DTYPE = "model.peft_config", "model.config_overrides.torch_dtype"
 _ADAPTERS = trainer_keys.Adapters(
     f"{_PEFT}.r {_PEFT}.lora_alpha {_PEFT}.lora_dropout {_PEFT}.target_modules {_PEFT}.modules_to_save",
     defaults=(8, 8, 0.0),
@@ -96,7 +96,9 @@ def _read_method(reading: Reading) -> None:
     precision = reading.word("precision", "amp_bf16", _PRECISIONS, "amp_bf16, amp_fp16, amp_fp8 or fp32")
     reading.set("autocast", precision, "precision")
     reading.set("fp8", reading.text("precision") == "amp_fp8", "precision")
-    reading.set("weights_dtype", "int8" if eight else "fp32", "model.load_in_8bit")
+    built = reading.text(_DTYPE).removeprefix("torch.")  # of a model that is not loaded
+    dtype = "fp32" if reading.flag("model.pretrained", default=True) or not built else built
+    reading.set("weights_dtype", "int8" if eight else dtype, "model.load_in_8bit", _DTYPE)
     if adapts:
         _ADAPTERS.read(reading)
         reading.set("adapter_dtype", "fp32")
@@ -171,7 +173,7 @@ FORMAT = Format(
     "llm-foundry",
     (
         Row(f"{_PATH} {_NAME} {' '.join(f'model.{name}' for name in _MPT.split())}", _read_model),
-        Row(f"{_ADAPTERS.keys} {_PEFT}.peft_type precision model.load_in_8bit", _read_method),
+        Row(f"{_ADAPTERS.keys} {_PEFT}.peft_type precision model.load_in_8bit {_DTYPE}", _read_method),
         Row(f"{_MICRO} {_BATCH} {_GPUS}", _read_batch),
         Row(
             f"max_seq_len train_loader.name {_DATA}.max_seq_len {_DATA}.packing_ratio "

@@ -166,7 +166,8 @@ def recipe_of(function: str, module: str) -> dict[str, Any]:
         kind = "pretrain" if named[2] == "pretrain" else "finetune"
         made = {"recipe_model": named[1], "command": kind, "from_recipe": "bridge", **narrow(named[3] or "")}
         return made | ({"peft_scheme": "none"} if named[2] == "sft" else {})
-    if function in ("pretrain_recipe", "finetune_recipe", "pretrain_config", "finetune_config"):
+    functions = ("pretrain_recipe", "finetune_recipe", "pretrain_config", "finetune_config")
+    if function in functions and module != "llm":  # the package, of none alone
         return {"recipe_model": module, "command": function.partition("_")[0], "from_recipe": True}
     return {}
 

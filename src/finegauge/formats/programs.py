@@ -4,68 +4,20 @@ Among them scripts around transformers' Trainer that many people copied: qlora.p
 open-instruct's.
 """
 
+import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from finegauge.documents import parse_yaml
-from finegauge.errors import FileFormatError
 from finegauge.formats import model_keys
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.sheet import BLOCK, YES, mapping_in
 from finegauge.records import NamedTuple
 
-# What qlora.py (artidoro/qlora) takes unasked.
-QLORA: Mapping[str, Any] = {
-    **{"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": True, "lora_r": 64, "lora_alpha": 16},
-    **{"lora_dropout": 0.0, "lora_target_modules": "all-linear", "optim": "paged_adamw_32bit"},
-    **{"gradient_checkpointing": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16},
-    **{"max_steps": 10_000, "max_seq_length": 1280},
-}
-_OF_QLORA = (
-    *("bits", "double_quant", "quant_type", "source_max_len", "target_max_len", "lora_modules", "dataset"),
-    *("full_finetune", "eval_dataset_size", "max_eval_samples", "do_mmlu_eval", "max_new_tokens"),
-)
-_QLORA_DATA = {"oasst1": "timdettmers/openassistant-guanaco", "alpaca": "tatsu-lab/alpaca",
-               "alpaca-clean": "yahma/alpaca-cleaned"}  # fmt: skip
-# What alpaca-lora's finetune.py (tloen/alpaca-lora) does: the model in 8 bits, arithmetic in float16.
-_ALPACA_LORA: Mapping[str, Any] = {
-    **{"load_in_8bit": True, "fp16": True, "gradient_checkpointing": True},
-    **{"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "lora_target_modules": ["q_proj", "v_proj"]},
-    **{"per_device_train_batch_size": 4, "num_train_epochs": 3, "max_seq_length": 256},
-    **{"optim": "adamw_torch", "pad_to_multiple_of": 8, "dataset_name": "yahma/alpaca-cleaned"},
-}
-_OF_ALPACA_LORA = {
-    **{"base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size"},
-    **{"num_epochs": "num_train_epochs", "cutoff_len": "max_seq_length", "data_path": "dataset_name"},
-    "micro_train_batch_size": "per_device_train_batch_size",
-}
-# What open-instruct's finetune.py and dpo_tune_cache.py do unasked.
-OPEN_INSTRUCT: Mapping[str, Any] = {
-    **{"dtype": "bfloat16", "bf16": True, "attn_implementation": "flash_attention_2", "use_peft": False},
-    **{"per_device_train_batch_size": 8, "num_train_epochs": 2, "gradient_checkpointing": False},
-    **{"optim": "adamw_torch_fused"},
-}
-_OF_OPEN_INSTRUCT = {
-    "lora_rank": "lora_r",
-    "max_train_steps": "max_steps",
-    "dataset_mixer_list": "dataset_name",
-}
-# LLaVA's train.py, of which many took the options: its adapters.
-_LLAVA_LORA: Mapping[str, Any] = {
-    **{"use_peft": True, "lora_r": 64, "lora_alpha": 16, "lora_dropout": 0.05},
-    **{"lora_target_modules": "all-linear"},
-}
-_OF_UNSLOTH_CLI = {"model_name": "model_name_or_path", "r": "lora_r", "dataset": "dataset_name"}
-_UNSLOTH_CLI: Mapping[str, Any] = {
-    **{
-        "model_name_or_path": "unsloth/llama-3-8b",
-        "load_in_4bit": False,
-        "dataset_name": "yahma/alpaca-cleaned",
-    },
-    **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "optim": "adamw_8bit"},
-    **{"max_seq_length": 2048, "max_steps": 400, "lora_r": 16, "lora_alpha": 16, "lora_dropout": 0.0},
-}
+with open(os.path.join(os.path.dirname(__file__), "data", "copied_scripts.json"), encoding="utf-8") as _file:
+    _COPIED = json.load(_file)
+_OTHERWISE = {word: usual for usual, words in _COPIED["names"].items() for word in words.split()}
 _OF_OLD_TRL = {
     **dict.fromkeys(("model_name", "base_model_name"), "model_name_or_path"),  # of TRL 0.7's scripts
     **{"seq_length": "max_seq_length", "r": "lora_r", "target_modules": "lora_target_modules"},
@@ -73,48 +25,12 @@ _OF_OLD_TRL = {
 _OF_CONFIG = re.compile(r"^(fsdp_config|train_config|lora_config|quantization_config)\.")
 _OF_SWIFT = {"train_type", "tuner_type", "sft_type", "rlhf_type", "template", "torch_dtype"}
 _OF_MEGATRON = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_mcore_models"}
-# Names that scripts around transformers' Trainer give the model.
-_MODELS = (
-    *("pretrained_model_name_or_path", "base_model_name_or_path", "model_path", "model_id", "base_model"),
-    *(
-        "model_name",
-        "base_model_name",
-        "base_model_path",
-        "pretrained_model_path",
-        "pretrained_model",
-        "model_dir",
-        "model",
-    ),
-    *("model_checkpoint", "model_key", "model_name_or_id", "hf_model", "hf_model_name", "base_model_id"),
-)
-# Names that scripts without transformers' own parser give its options, as SageMaker's examples do.
-_OTHERWISE = {
-    word: usual
-    for usual, words in {
-        "num_train_epochs": "epochs num_epochs n_epochs num_epoch epoch",
-        "max_steps": "max_train_steps train_steps max_iters num_steps",
-        "max_seq_length": "seq_length max_seq_len max_len seq_len seqlen sequence_length context_length",
-        "per_device_train_batch_size": "train_batch_size micro_batch_size batch_size_per_device "
-        "per_device_batch_size per_gpu_train_batch_size train_bs batch_size bsz bs",
-        "gradient_accumulation_steps": "gradient_accumulation accumulation_steps grad_accum_steps "
-        "grad_accumulation_steps grad_accum grad_acc_steps accum_steps accum accumulate",
-        "lora_r": "lora_rank lora_dim r rank",
-        "gradient_checkpointing": "use_gradient_checkpointing grad_checkpointing",
-        "deepspeed": "deepspeed_config ds_config ds_file deepspeed_file",
-    }.items()
-    for word in words.split()
-}
 _LEARNS = {
     *("num_train_epochs", "max_steps", "learning_rate", "lr", "gradient_accumulation_steps"),
     *("use_lora", "use_peft", "lora_r"),
 }
 # Classes of a script's options, whose names stand before theirs: --training_args.max_steps.
 OF_CLASS = re.compile(r"^\w*(args|arguments|config)\.")
-_OF_ALPACA = (
-    *("val_set_size", "train_on_inputs", "add_eos_token", "prompt_template_name", "resume_from_checkpoint"),
-    *("output_dir", "learning_rate", "group_by_length", "wandb_project", "wandb_run_name", "wandb_watch"),
-    *("wandb_log_model", "batch_size", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"),
-)
 _HARMLESS_THERE = ("batch_size", "val_set_size", "train_on_inputs", "add_eos_token", "prompt_template_name")
 
 
@@ -132,7 +48,7 @@ class Program(NamedTuple):
 
 def of_qlora(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of artidoro/qlora's script under transformers' names."""
-    found = {key: value for key, value in options.items() if key not in _OF_QLORA}
+    found = {key: value for key, value in options.items() if key not in _COPIED["qlora"]["own"]}
     if (bits := str(options.get("bits", 4))) != "4":
         found |= {"load_in_4bit": False, "load_in_8bit": bits == "8"}
     if "double_quant" in options:
@@ -145,12 +61,12 @@ def of_qlora(options: Mapping[str, Any]) -> dict[str, Any]:
     if str(options.get("full_finetune", "false")).lower() == "true":
         found |= {"use_peft": False, "load_in_4bit": False}
     named = str(options.get("dataset", ""))
-    return found | ({"dataset_name": _QLORA_DATA.get(named, named)} if named else {})
+    return found | ({"dataset_name": _COPIED["qlora"]["data"].get(named, named)} if named else {})
 
 
 def of_open_instruct(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of open-instruct's scripts under transformers' names."""
-    found = {_OF_OPEN_INSTRUCT.get(key, key): value for key, value in options.items()}
+    found = {_COPIED["open_instruct"]["renamed"].get(key, key): value for key, value in options.items()}
     named, cut = found.get("dataset_name"), found.pop("sequence_parallel_size", None)
     found |= {"dataset_name": named[0]} if isinstance(named, list) else {}
     if str(found.pop("use_lora", "")).lower() in YES:
@@ -163,7 +79,7 @@ def of_open_instruct(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_copies(options: dict[str, Any], gpus: int) -> tuple[dict[str, Any], str]:
     """Return the options of a script that is not there under usual names, and whose it is."""
-    others = {*options} - {*_OF_ALPACA, *_OF_ALPACA_LORA}
+    others = {*options} - {*_COPIED["alpaca_lora"]["own"], *_COPIED["alpaca_lora"]["renamed"]}
     theirs = {"micro_batch_size", "micro_train_batch_size", "cutoff_len"}
     if "base_model" in options and theirs & {*options} and len(others) < 3:
         return _of_alpaca_lora(options, gpus), "alpaca-lora's: the model in 8 bits, float16"
@@ -174,14 +90,18 @@ def of_copies(options: dict[str, Any], gpus: int) -> tuple[dict[str, Any], str]:
     if reader in ("", RUN_FILE, "trl", "trl:TRAINER") or (reader == "ms_swift" and not _OF_SWIFT & {*flat}):
         options = _with_model(flat)
     if str(options.get("lora_enable", "")).lower() in YES:
-        return {**_LLAVA_LORA, **options}, "LLaVA's: adapters of rank 64 on every linear layer"
+        return {
+            **_COPIED["llava"]["unasked"],
+            **options,
+        }, "LLaVA's: adapters of rank 64 on all layers"
     return options, "its framework's"
 
 
 def _of_alpaca_lora(options: Mapping[str, Any], gpus: int) -> dict[str, Any]:
     """Return the options of alpaca-lora's script, and what it does unasked, under transformers' names."""
-    given = {_OF_ALPACA_LORA.get(k, k): v for k, v in options.items() if k not in _HARMLESS_THERE}
-    found = {**_ALPACA_LORA, **given}
+    theirs = _COPIED["alpaca_lora"]
+    given = {theirs["renamed"].get(k, k): v for k, v in options.items() if k not in _HARMLESS_THERE}
+    found = {**theirs["unasked"], **given}
     whole, micro = str(options.get("batch_size", 128)), str(found["per_device_train_batch_size"])
     if whole.isdecimal() and micro.isdecimal() and int(micro):
         found["gradient_accumulation_steps"] = max(1, int(whole) // int(micro) // gpus)
@@ -202,7 +122,7 @@ def _with_model(options: Mapping[str, Any]) -> dict[str, Any]:
             found[key if usual in found else usual] = options[key]
     if not _LEARNS & {*found} and "per_device_train_batch_size" not in options:
         return dict(options)  # of what may as well generate
-    named = next((name for name in _MODELS if name in found), "")
+    named = next((name for name in _COPIED["models"] if name in found), "")
     if not named or "model_name_or_path" in found or "per_device_train_batch_size" not in found:
         return found
     return {"model_name_or_path" if key == named else key: value for key, value in found.items()}
@@ -265,8 +185,8 @@ def _of_unsloth_cli(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of unsloth-cli.py, and what it does unasked, in the sections of Unsloth's file."""
     from finegauge.formats.scripts import unsloth_keys
 
-    given = {_OF_UNSLOTH_CLI.get(key, key): value for key, value in options.items()}
-    return unsloth_keys({**_UNSLOTH_CLI, **given}, adapts=True)
+    given = {_COPIED["unsloth_cli"]["renamed"].get(key, key): value for key, value in options.items()}
+    return unsloth_keys({**_COPIED["unsloth_cli"]["unasked"], **given}, adapts=True)
 
 
 def _of_old_trl(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,7 +243,7 @@ TOOLS: Mapping[str, Mapping[str, Program]] = {
     "sglang": {"serve": _SGLANG},
 }  # fmt: skip
 MODULES = {"llamafactory.cli": "llamafactory-cli", "llmtuner.cli": "llamafactory-cli"}  # python -m
-_OPEN_INSTRUCT = Program("trl:TRAINER", OPEN_INSTRUCT, renamed=of_open_instruct)
+_OPEN_INSTRUCT = Program("trl:TRAINER", _COPIED["open_instruct"]["unasked"], renamed=of_open_instruct)
 LLAMA_FACTORY = Program("", hydra=True, all_gpus=True, usual="llamafactory")
 # Modules (python -m) and scripts, by a pattern of the whole name or path.
 SCRIPTS: tuple[tuple[str, Program], ...] = (
@@ -353,7 +273,7 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
     (r"(.*/)?run_clm(_no_trainer)?\.py",
      Program("trl:TRAINER", {"packing": True, "packing_strategy": "wrapped"})),
     *((rf"(.*/)?{name}\.py", Program("trl:TRAINER", keys)) for name, keys in model_keys.EXAMPLES.items()),
-    (r"(.*/)?qlora\.py", Program("trl:TRAINER", QLORA, renamed=of_qlora)),
+    (r"(.*/)?qlora\.py", Program("trl:TRAINER", _COPIED["qlora"]["unasked"], renamed=of_qlora)),
     (r"(.*/)?open_instruct/finetune\.py", _OPEN_INSTRUCT),
     (r"(.*/)?open_instruct/(?P<kind>dpo)_tune\w*\.py", _OPEN_INSTRUCT),
     (r"ludwig\.train", Program("ludwig")),
@@ -362,38 +282,3 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
     (r"sglang\.launch_server", _SGLANG),
     (r"lightllm\.server\.api_server", _LIGHTLLM),
 )  # fmt: skip
-# Programs that train, or seem to, and are not read: why.
-NOT_READ = {
-    "mlx_lm": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
-    "mlx_lm.lora": "mlx-lm trains on Apple's GPUs by MLX, which is not supported",
-    "xtuner": "xtuner's configuration is not read",
-    "oumi": "oumi's configuration is not read",
-    "colossalai": "Colossal-AI's arguments are not read",
-    "deepy.py": "GPT-NeoX's configuration is not read",
-    "RL2.trainer.ppo": "RL2's arguments are not read",
-    "lmdeploy": "LMDeploy serves and trains nothing",
-    "lm_eval": "lm-eval evaluates and trains nothing",
-    "paddleformers-cli": "PaddleFormers' arguments are not read",
-}
-
-
-def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's keys under the options, "section.key" ones inside their sections."""
-    result: dict[str, Any] = dict(keys)
-    for path, value in options.items():
-        *sections, last = path.split(".")
-        place = result
-        for section in sections[:12]:
-            place[section] = place = dict(mapping_in(place, section))
-        place[last] = _typed(value)
-    return result
-
-
-def _typed(value: Any) -> Any:
-    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
-    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
-        try:
-            return parse_yaml(f"x: {value}", "an option")["x"]
-        except (FileFormatError, KeyError, TypeError):
-            return value
-    return None if value in ("null", "None") else value

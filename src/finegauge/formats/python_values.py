@@ -6,15 +6,16 @@ or from a command line. Nothing is run: the rest is `OPAQUE`.
 """
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
-from operator import add, floordiv, ge, gt, le, lt, mod, mul, sub, truediv
+from operator import ge, gt, le, lt
 from typing import Any
 
 from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
+from finegauge.formats.launchers import joined
+from finegauge.formats.sheet import MAX_TEXT, scalar
 
 OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -25,26 +26,19 @@ _BF16_ASKED: Mapping[str, Any] = {
     "get_device_capability": [9, 0],
 }
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
-_BUILT_IN = (int, float, str, bool, len)
+_BUILT_IN = (int, float, str, bool, len, list)
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {k.__name__: k for k in _BUILT_IN} | {"Path": str}
 _WORDS = ("get", "split", "strip", "as_posix")
 _TEXTS = (*(("yaml", way) for way in ("safe_load", "full_load", "load")), ("json", "load"), ("json", "loads"))
 _OPENED = ("open", "read_text", "read", "load")  # of a file beside the script; load is OmegaConf's
-_HOLDERS = ("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "ParallelismConfig")
+_HOLDERS = (
+    *("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "edict", "ParallelismConfig", "Namespace", "Box"),
+    *("DotDict", "AttrDict", "Munch", "ConfigDict", "Config"),
+)
+_DEFAULTS = ("field", "Field", "Option", "Argument")
 _DECLARED = ("add_argument", "option", "Option")
-_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 Files = Callable[[Any], str | None]  # returns the text of a file beside a script
 _MAX_DEPTH = 40  # of names that stand for names
-_MAX_TEXT = 4096
-_BINARY: Mapping[type, Any] = {
-    ast.Add: add,
-    ast.Sub: sub,
-    ast.Mult: mul,
-    ast.Div: truediv,
-    ast.FloorDiv: floordiv,
-    ast.Mod: mod,
-}
-
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge}
 
 
@@ -62,57 +56,7 @@ def last_name(node: ast.expr | None) -> str:
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def calculated(node: ast.expr) -> Any:
-    """Return the number that constants joined by operators make; None for anything else."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = calculated(node.operand)
-        return None if value is None else -value
-    if isinstance(node, ast.BinOp):
-        return _joined(node.op, calculated(node.left), calculated(node.right))
-    return None
-
-
-def calculated_text(expression: str) -> str:
-    """Return the value of a shell's whole numbers added, multiplied and divided; else the expression."""
-    if _SUM.fullmatch(expression) and "**" not in expression:
-        try:
-            value = calculated(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError):
-            value = None
-        if isinstance(value, int):
-            return str(value)
-    return f"$(({expression}))"
-
-
-def _scalar(value: Any) -> Any:
-    """Return a word of the command line as the number or the flag that it is."""
-    if not isinstance(value, str) or len(value) > 30:
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    try:
-        return int(value) if value.strip("+-").isdecimal() else float(value)
-    except ValueError:
-        return value
-
-
-def _joined(kind: ast.operator, left: Any, right: Any) -> Any:
-    """Return two plain values joined by an operator; None where that cannot be."""
-    numbers = isinstance(left, int | float) and isinstance(right, int | float)
-    adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
-    if type(kind) not in _BINARY or not (numbers or adds):
-        return None
-    if (numbers and max(abs(left), abs(right)) > 1e15) or (adds and len(left) + len(right) > _MAX_TEXT):
-        return None
-    try:
-        return _BINARY[type(kind)](left, right)
-    except (ZeroDivisionError, OverflowError):
-        return None
-
-
-def _leaves(value: Any, most: int = _MAX_TEXT) -> int:
+def _leaves(value: Any, most: int = MAX_TEXT) -> int:
     """Return how many values a list or a mapping holds, those inside too, counted up to `most`."""
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     count = 1
@@ -139,9 +83,18 @@ class Values:
     """The names of one text, and what they stand for."""
 
     def __init__(
-        self, nodes: list[ast.AST], options: Mapping[str, Any], environment: Mapping[str, str], files: Files
+        self,
+        nodes: list[ast.AST],
+        options: Mapping[str, Any],
+        environment: Mapping[str, str],
+        files: Files,
+        composed: Mapping[str, Any] = {},
     ) -> None:
-        """Read the names of `nodes`, of a script that is started with `options` in `environment`."""
+        """Read the names of `nodes`, of a script that is started with `options` in `environment`.
+
+        `composed` is what names hold that a decorator hands over, as Hydra's does.
+        """
+        self.missing = list[str]()  # files of keys that are not here
         self._environment, self._files = environment, files
         self.parsed: dict[str, Any] = {}  # what a parser of dataclasses takes, by its defaults and `options`
         self.parsed_classes: set[str] = set()
@@ -149,9 +102,10 @@ class Values:
         self.asks_for_bf16 = False
         self.classes = dict[str, dict[str, Any]]()  # constants of the text's own classes
         self.classes |= {node.name: {} for node in nodes if isinstance(node, ast.ClassDef)}
-        self._options = {name: _scalar(value) for name, value in options.items()}
+        self._options = {name: scalar(value) for name, value in options.items()}
         self._assigned: dict[str, list[Any]] = {}
         self._namespace: dict[str, Any] = {}  # of argparse and click
+        self._functions = {n.name: n for n in nodes if isinstance(n, ast.FunctionDef)}
         self._inside: set[str] = set()  # names that not the text's own lines alone assign
         self._bodies = [
             (n.body[0].lineno, n.end_lineno or 0) for n in nodes if isinstance(n, ast.FunctionDef)
@@ -172,6 +126,7 @@ class Values:
         for name in [name for name in self._options if name.startswith("no_")]:
             if name[3:] in self._namespace:
                 self._options[name[3:]] = False
+        self._assigned |= {name: [held] for name, held in composed.items()}
         self._read_parsers(nodes)
 
     def mappings(self) -> Iterator[dict[str, Any]]:
@@ -274,6 +229,22 @@ class Values:
                     self._parse(target, function.value)
                 elif isinstance(function, ast.Name) and function.id in parsers:
                     self._parse(target, function)
+        for node in nodes:
+            if isinstance(node, ast.Call) and callee(node.func)[1] in ("set_defaults", "update"):
+                self._amend_parsed(node)
+
+    def _amend_parsed(self, call: ast.Call) -> None:
+        """Note what a file lays over, or under, what a parser returned: vars(args).update(of_file)."""
+        owner = getattr(call.func, "value", None)
+        of = owner.args[0] if isinstance(owner, ast.Call) and owner.args else getattr(owner, "value", None)
+        laid = self.of(call.args[0]) if call.args else self.named(call)
+        parsed = [values[0] for values in self._assigned.values() if isinstance(values[0], dict)]
+        if under := callee(call.func)[1] == "set_defaults":
+            laid = laid | self._options if isinstance(laid, dict) else laid
+        for held in parsed if under else self._assigned.get(last_name(of), ())[:1]:
+            if isinstance(held, dict) and isinstance(laid, dict):
+                held.update(laid)
+                self._resolved = {}
 
     def _hand_over(self, nodes: list[ast.AST]) -> set[str]:
         """Give the arguments of functions that the text calls once what that call hands them.
@@ -429,7 +400,9 @@ class Values:
 
     def _stands_for(self, name: str) -> Any:
         values = self._assigned.get(name)
-        if name in self._options and not (values and isinstance(values[0], dict)):
+        first = values[0] if values else None
+        made = isinstance(first, ast.Call) and callee(first.func)[1] not in _DEFAULTS
+        if name in self._options and not made and not isinstance(first, dict):
             return self._options[name]
         if not values:
             return dict(self.classes[name]) if name in self.classes else OPAQUE
@@ -448,19 +421,21 @@ class Values:
         if held is OPAQUE and last_name(node.value) == "self":
             owners = [fields for fields in self.classes.values() if node.attr in fields]
             held = owners[0] if len(owners) == 1 else OPAQUE
-        if held is OPAQUE and isinstance(node.value, ast.Name) and node.value.id not in self._assigned:
-            held = {**self._namespace, **self._options} if self._namespace else held  # a function's argument
+        of_function = isinstance(node.value, ast.Name) and node.value.id not in self._assigned
+        parses = isinstance(node.value, ast.Call) and callee(node.value.func)[1] == "parse_args"
+        if held is OPAQUE and (parses or (of_function and self._namespace)):
+            held = {**self._namespace, **self._options}
         return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
         items = [self.of(item) for item in node.elts]
-        return OPAQUE if any(item is OPAQUE for item in items) or _leaves(items) > _MAX_TEXT else items
+        return OPAQUE if any(item is OPAQUE for item in items) or _leaves(items) > MAX_TEXT else items
 
     def _dict(self, node: ast.Dict) -> Any:
         keyed = [(key and self.of(key), value) for key, value in zip(node.keys, node.values, strict=True)]
         plain = [(key, value) for key, value in keyed if key is None or isinstance(key, str | int)]
         found = self._merged([(key if key is None else str(key), value) for key, value in plain])
-        return OPAQUE if _leaves(found) > _MAX_TEXT else found
+        return OPAQUE if _leaves(found) > MAX_TEXT else found
 
     def _subscript(self, node: ast.Subscript) -> Any:
         held, key = self.of(node.value), self.of(node.slice)
@@ -472,8 +447,8 @@ class Values:
         return self.of(found)
 
     def _binary(self, node: ast.BinOp) -> Any:
-        joined = _joined(node.op, self.of(node.left), self.of(node.right))
-        return OPAQUE if joined is None else joined
+        found = joined(node.op, self.of(node.left), self.of(node.right))
+        return OPAQUE if found is None else found
 
     def _unary(self, node: ast.UnaryOp) -> Any:
         value = self.of(node.operand)
@@ -511,11 +486,12 @@ class Values:
 
     def _text(self, node: ast.JoinedStr) -> Any:
         parts = [self.of(getattr(part, "value", part)) for part in node.values]
-        return OPAQUE if any(part is OPAQUE for part in parts) else "".join(map(str, parts))[:_MAX_TEXT]
+        return OPAQUE if any(part is OPAQUE for part in parts) else "".join(map(str, parts))[:MAX_TEXT]
 
     def _call(self, node: ast.Call) -> Any:
         """Return what a call of one of a few plain functions returns."""
         owner, name = callee(node.func)
+        name = str(self._options.get("cls", name)) if (owner, name) == ("", "cls") else name
         if name in _BF16_ASKED or (name == "is_available" and owner in _DEVICES):
             self.asks_for_bf16 |= name in _BF16_ASKED
             return _BF16_ASKED.get(name, owner == "cuda")
@@ -523,10 +499,11 @@ class Values:
         if filled or name in _HOLDERS or name in self.classes:
             held = self.classes.get(last_name(node.args[0]) if filled else name, {})
             self.declared |= {*held} if filled else set()
-            own = {word.arg: word.value for word in node.keywords if word.arg}
+            first_ = self.of(node.args[0]) if node.args and name in _HOLDERS else None
+            own = self.named(node) | (first_ if isinstance(first_, dict) else {})
             return held | (self._options if filled else own)
         first: list[Any] = []
-        if name in ("field", "Field", "Option", "Argument"):
+        if name in _DEFAULTS:
             first = [one.value for one in node.keywords if one.arg == "default"] or [*node.args, None]
         elif name in ("getenv", "get") and node.args and owner in ("environ", "os"):
             told = self._environment.get(str(self.of(node.args[0])))
@@ -539,20 +516,41 @@ class Values:
             return self.of(first[0]) if first else OPAQUE
         value = self.of(node.args[0])
         try:
-            kinds = list | dict if name == "len" else int | float | str
-            plain = isinstance(value, kinds) and len(str(value)) < _MAX_TEXT
+            kinds = list | dict if name in ("len", "list") else int | float | str
+            plain = isinstance(value, kinds) and len(str(value)) < MAX_TEXT
             return _PLAIN[name](value) if plain else OPAQUE
         except (ValueError, OverflowError):
             return OPAQUE
 
+    def _returned(self, function: ast.FunctionDef, call: ast.Call, owner: str) -> Any:
+        """Return what a function of the text returns where its one return is its last line."""
+        last = function.body[-1]
+        while isinstance(last, ast.With):
+            last = last.body[-1]
+        returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)]
+        names = [one.arg for one in function.args.args]
+        if returns != [last] or call in ast.walk(function) or "self" in names:
+            return OPAQUE
+        given = {names[0]: owner} if names[:1] == ["cls"] else {}
+        handed = dict(zip(names[len(given) :], map(self.of, call.args), strict=False))
+        told = {name: value for name, value in (handed | self.named(call)).items() if name in names}
+        seen = self.within(function.args, given | told)
+        value = seen.of(returns[0].value)
+        self.asks_for_bf16 |= seen.asks_for_bf16
+        return value
+
     def _of_file(self, node: ast.Call, owner: str, name: str) -> Any:
-        """Return what a call reads out of a text or a file beside the script; None where it reads none."""
+        """Return what a call reads out of a text or a file, or a function of the text returns; else None."""
         held = node.args[0] if node.args else getattr(node.func, "value", None)
         if (owner, name) in _TEXTS:
             return _held(self.of(held))
+        if name in self._functions and (not owner or owner in self.classes):
+            return self._returned(self._functions[name], node, owner)
         if name not in _OPENED:
             return None
-        text = self.of(held) if name == "read" and not node.args else self._files(self.of(held))
+        text = self.of(held) if name == "read" and not node.args else self._files(named := self.of(held))
+        if text is None and isinstance(named, str) and named.endswith((".yaml", ".yml", ".json", ".toml")):
+            self.missing.append(named)
         return OPAQUE if text is None else _held(text) if name == "load" else text
 
     def _of_words(self, held: ast.expr, name: str, given: list[ast.expr]) -> Any:

@@ -1,15 +1,20 @@
-"""Recipes that a Python text states: NeMo 2's and Megatron-Bridge's, and torchtitan's configurations.
+"""Recipes that a Python text states: NeMo 2's, Megatron-Bridge's, torchtitan's, what Hydra composes.
 
 They are calls whose arguments are the framework's own keys; read as text and never run.
 """
 
 import ast
+import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from finegauge.documents import parse_yaml
+from finegauge.formats.launcher_files import merged
 from finegauge.formats.model_names import narrow
-from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
+from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
+from finegauge.formats.sheet import dotted, laid_over, scalar
 from finegauge.records import NamedTuple
 
 READER = "reader"  # the key under which a recipe says which module reads it
@@ -18,6 +23,25 @@ _CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": 
 _SECTIONS = ("training", "parallelism", "optimizer", "compile", "activation_checkpoint", "validation")
 _MOST_DERIVED = 8  # configurations, each of another
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+FLOAT8, GATHERS = "model.converters", "float8.enable_fsdp_float8_all_gather"
+
+
+def shipped(module: str, name: str) -> dict[str, Any]:
+    """Return the keys that a configuration of torchtitan's own states: of one not known, the model alone."""
+    flavour = re.sub(r"_(?=\d)", ".", name.removeprefix(f"{module}_")).replace("_", "-")
+    keys: dict[str, Any] = {"model.name": module, "model.flavor": flavour}
+    path = os.path.join(os.path.dirname(__file__), "data", "torchtitan_configurations.json")
+    with open(path, encoding="utf-8") as file:
+        known = json.load(file)["configurations"].get(name)
+    if known is None:
+        return keys
+    batch, length, steps, mode, of_parallelism, more = known
+    return keys | {
+        **{"training.local_batch_size": batch, "training.seq_len": length, "training.steps": steps},
+        **{_MODE: mode, **({_OPTION: "op"} if mode == "selective" else {})},
+        **{f"parallelism.{kind}_parallel_degree": degree for kind, degree in of_parallelism.items()},
+        **more,
+    }
 
 
 def recipe_in(
@@ -30,8 +54,69 @@ def recipe_in(
         return {**recipe, READER: "megatron_lm:NEMO"} if recipe else {}, computed, remark
     if "torchtitan" not in named:
         return {}, set(), ()
-    recipe, remark = _of_torchtitan(nodes, values, wanted)
+    recipe, remark = _of_torchtitan(nodes, values, modules, wanted)
     return {**recipe, READER: "torchtitan"} if recipe else {}, set(), remark
+
+
+def hydra_settings(
+    nodes: Sequence[ast.AST], options: Mapping[str, Any], files: Files
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return what Hydra hands the function that it starts, {argument: settings}, and the file it lacks."""
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
+        for made in function.decorator_list:
+            if isinstance(made, ast.Call) and callee(made.func) == ("hydra", "main") and function.args.args:
+                told = {str(one.arg): getattr(one.value, "value", None) for one in made.keywords}
+                folder, name = (
+                    options.get(key, told.get(key)) or usual
+                    for key, usual in (("config_path", "."), ("config_name", "config"))
+                )
+                path = f"{folder}/{name}"
+                held = _composed(path, options, files, 0)
+                over = {k: scalar(v) for k, v in options.items() if k not in ("config_path", "config_name")}
+                for group, choice in over.items():  # of groups that the defaults do not name
+                    if not isinstance(held.get(group), Mapping) and isinstance(choice, str):
+                        held = merged(held, _of_group(str(folder), group, choice, options, files, 0))
+                choices = {group for group in over if isinstance(held.get(group), Mapping)}
+                settings = laid_over(held, {k: v for k, v in over.items() if k not in choices})
+                told = {k: v for k, v in dotted(settings).items() if v != "???"}
+                return {function.args.args[0].arg: laid_over({}, told)}, "" if held else path
+    return {}, ""
+
+
+def _composed(path: str, options: Mapping[str, Any], files: Files, depth: int) -> dict[str, Any]:
+    """Return the keys of a file of Hydra's, over or under those of its defaults."""
+    text = files(path if path.endswith(".yaml") else f"{path}.yaml")
+    keys = parse_yaml(text, path) if text and depth < _MOST_DERIVED else None
+    if not isinstance(keys, dict):
+        return {}
+    stated, found = keys.pop("defaults", None), dict[str, Any]()
+    listed = [*stated] if isinstance(stated, list) else []
+    for one in listed if "_self_" in listed else [*listed, "_self_"]:
+        if one == "_self_":
+            found = merged(found, keys)
+            continue
+        named, choice = next(iter(one.items())) if isinstance(one, dict) and one else ("", one)
+        group = str(named).removeprefix("optional ")
+        choice = options.get(group.partition("@")[0].strip("/").replace("/", "."), choice)
+        if not isinstance(choice, str) or group.startswith("override "):
+            continue
+        root = path.rpartition("/")[0] if depth == 0 or not group.startswith("/") else path.partition("/")[0]
+        found = merged(found, _of_group(root, group, choice, options, files, depth))
+    return found
+
+
+def _of_group(
+    root: str, named: str, choice: str, options: Mapping[str, Any], files: Files, depth: int
+) -> dict[str, Any]:
+    """Return the keys of a choice of "group" or "group@package", in the sections that those name."""
+    group, _, package = named.partition("@")
+    path = "/".join(filter(None, (root, *group.strip("/").split("."), choice)))
+    below = _composed(path, options, files, depth + 1)
+    head = re.match(r"#\s*@package\s+(\S+)", files(f"{path}.yaml") or "")
+    package = package or (head[1] if head else group.strip("/"))
+    for part in reversed([] if package == "_global_" else re.split("[./]", package)):
+        below = {part: below} if part and below else below
+    return below
 
 
 def _several(what: str, found: Collection[str], name: str) -> tuple[str, ...]:
@@ -133,12 +218,13 @@ def _narrow(node: ast.expr, values: Values) -> dict[str, Any]:
 
 
 def _of_torchtitan(
-    nodes: Sequence[ast.AST], values: Values, wanted: str
+    nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str], wanted: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the keys of the configuration `wanted`, else of the first that is no toy, and a warning."""
     functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
-    text = _Configurations(functions, values)
-    found = {name: keys for name in functions if (keys := text.returned(name))}
+    text = _Configurations(functions, values, modules)
+    made = {name: keys for name in functions if (keys := text.returned(name))}
+    found = {name: keys for name, keys in made.items() if name[0] != "_" or name == wanted} or made
     if not found:
         return {}, ()
     name = wanted if wanted in found else min(found, key=lambda one: "debug" in one)
@@ -154,6 +240,7 @@ class _Configurations(NamedTuple):
 
     functions: Mapping[str, ast.FunctionDef]
     values: Values
+    modules: Mapping[str, str]
 
     def returned(self, name: str, depth: int = 0) -> dict[str, Any]:
         """Return the keys of what a function returns: a Trainer.Config, or another's with changes."""
@@ -176,14 +263,24 @@ class _Configurations(NamedTuple):
         if not isinstance(node, ast.Call):
             return held.get(last_name(node), {})
         called, keys = callee(node.func), dict[str, Any]()
-        if called[1] in self.functions and depth < _MOST_DERIVED:
+        theirs = re.search(r"torchtitan\.models\.(\w+)\.config_registry", self.modules.get(called[1], ""))
+        if theirs and called[1] not in self.functions:
+            keys = shipped(theirs[1], called[1])
+        elif called[1] in self.functions and depth < _MOST_DERIVED:
             keys = self.returned(called[1], depth + 1)
         elif called[1] in ("replace", "deepcopy") and node.args:
             keys = dict(self._made(node.args[0], held, function, depth))
         elif called != ("Trainer", "Config"):
             return {}
+        body = [one for one in self.functions[function].body if isinstance(one, ast.Assign)]
+        local = {last_name(one.targets[0]): one.value for one in body}
         for part in node.keywords:
-            _change(keys, [str(part.arg)], part.value, function, self.values)
+            value = (
+                local.get(last_name(part.value), part.value)
+                if isinstance(part.value, ast.Name)
+                else part.value
+            )
+            _change(keys, [str(part.arg)], value, function, self.values)
         return keys
 
 
@@ -205,7 +302,7 @@ def _change(keys: dict[str, Any], path: Sequence[str], node: ast.expr, function:
             told = {
                 key: value for key, value in values.named(one).items() if key.startswith(("enable", "rec"))
             }
-            keys["model.converters"] = [*keys.get("model.converters", ()), kind[1].lower()]
+            keys[FLOAT8] = [*keys.get(FLOAT8, ()), kind[1].lower()]
             keys |= {f"float8.{key}": value for key, value in told.items()}
 
 
@@ -213,10 +310,13 @@ def _section(section: str, made: Any, function: str, values: Values) -> dict[str
     """Return the keys of one part of a Trainer.Config: training=TrainingConfig(seq_len=8192)."""
     if not isinstance(made, ast.Call):
         return {"model.hf_assets_path": values.of(made)} if section == "hf_assets_path" else {}
-    if section == "model_spec":
-        flavour = str(values.of(made.args[0])) if made.args else ""
+    if section in ("model_spec", "model"):
+        flavour, told = str(values.of(made.args[0])) if made.args else "", values.named(made)
         family = function.partition("_" + re.sub(r"\W", "_", flavour.lower()))[0]
-        return {"model.flavor": flavour, "model.name": family.removeprefix("sft_")}
+        found = {"model.flavor": flavour, "model.name": family.removeprefix("sft_")}
+        return found | {
+            f"model.{k}": v for k, v in told.items() if k == "attn_backend" and isinstance(v, str)
+        }
     owner, name = callee(made.func)
     if section == "loss":
         return {"loss.kind": "chunked" if owner.startswith("Chunked") else "full_logits"}

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.documents import parse_json
-from finegauge.errors import FieldError, FileFormatError
+from finegauge.errors import FieldError, FileFormatError, shown
 from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
 from finegauge.formats.loops import imports, instead, name_linears, own_loop, without_opaque
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
 from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
-from finegauge.formats.recipes import READER, recipe_in
+from finegauge.formats.recipes import READER, hydra_settings, recipe_in
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
@@ -40,10 +40,9 @@ _HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTraini
 _TRAINERS = {*_TRL_TRAINERS, "Trainer", "Seq2SeqTrainer", "UnslothTrainer"}
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastSentenceTransformer")
 # Classes whose arguments are a framework's own keys: the module that reads them.
-_OTHERS = {
-    **{"DictDefault": "axolotl", "LLMTrainingParams": "autotrain"},
-    **dict.fromkeys(("TrainArguments", "SftArguments", "RLHFArguments"), "ms_swift"),
-}
+_OTHERS = {"DictDefault": "axolotl", "LLMTrainingParams": "autotrain"} | dict.fromkeys(
+    ("TrainArguments", "SftArguments", "RLHFArguments"), "ms_swift"
+)
 _OF_LORA = {
     "r": "lora_r",
     "target_modules": "lora_target_modules",
@@ -137,7 +136,9 @@ def load_python(
     """
     tree = _parsed(text, name)
     name_linears(tree, text)
-    script = _Reader(tree, options, environment, files)
+    composed, missing = hydra_settings(list(ast.walk(tree)), options, files)
+    script = _Reader(tree, {} if composed else options, environment, files, composed)
+    script.values.missing += [missing] if missing else []
     nodes, wanted = list(ast.walk(tree)), str(options.get("config", ""))
     recipe, computed, remark = recipe_in(nodes, script.values, script.modules, wanted)
     untold = computed if recipe else {key for key in script.opaque if not OF_FILES.search(key)}
@@ -164,7 +165,7 @@ def load_python(
     keys = {key: value for key, value in keys.items() if key in known or key not in script.values.parsed}
     warnings += tuple(f"{name}: {said}." for said in _unread(script, keys))
     if script.is_unsloth:
-        own = frozenset(script.values.declared)
+        own = frozenset(options if composed else script.values.declared)
         return Script(unsloth_keys(keys, adapts=script.adapts), "unsloth", warnings, own)
     if script.is_old or (script.calls & _HF_ARGUMENTS and not script.calls & {*_TRL_ARGUMENTS}):
         keys = {"bf16": False, "gradient_checkpointing": False, **keys}  # TRL takes all that they hold
@@ -175,17 +176,17 @@ def load_python(
     if script.loads_itself:
         keys.setdefault("dtype", keys.pop("torch_dtype", "auto"))
     reader = "trl" if script.calls & {*_TRL_ARGUMENTS, *_TRL_TRAINERS} else "trl:TRAINER"
-    return Script(keys, reader, warnings, frozenset(script.values.declared - {*TRAINER.keys}))
+    own = frozenset({*options} if composed else script.values.declared - {*TRAINER.keys})
+    return Script(keys, reader, warnings, own)
 
 
 def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a script leaves to others; raise FieldError where it learns from a teacher."""
     if script.has_teacher:
-        raise FieldError(
-            "teacher_model distils a teacher, which is not supported: ask for the student alone."
-        )
+        raise FieldError("teacher_model, to be distilled, is not supported: ask for the student alone.")
     if script.model_computed and "model_name_or_path" not in keys:
-        yield MODEL_COMPUTED
+        absent = [f"in {shown(one)}, which is not here" for one in script.values.missing]
+        yield f"the model is {absent[0]}, and is not read" if absent else MODEL_COMPUTED
     if script.builds and "model_name_or_path" not in keys:
         yield "the model is built by the script, of a configuration of its own, and is not read"
     if script.loads_adapters and "lora_r" not in keys:

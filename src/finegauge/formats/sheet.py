@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from finegauge.documents import installed_version
+from finegauge.documents import installed_version, parse_yaml
 from finegauge.errors import FileFormatError, FineGaugeError, InputError, UnknownNameError
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run, figures
@@ -16,23 +16,11 @@ if TYPE_CHECKING:
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
 TEXTS = (".jsonl", ".json", ".parquet", ".arrow", ".csv")
-_LAYERS = frozenset(
-    (
-        *(
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "o_proj",
-            "out_proj",
-            "qkv_proj",
-            "gate_proj",
-            "up_proj",
-            "down_proj",
-        ),
-        *("gate_up_proj", "in_proj", "c_attn", "c_proj", "c_fc", "query_key_value", "dense", "dense_h_to_4h"),
-        *("dense_4h_to_h", "fc1", "fc2", "qkv", "proj", "lm_head", "embed_tokens"),
-    )
-)  # that a pattern may end in
+_ENDS = """
+q_proj k_proj v_proj o_proj out_proj qkv_proj gate_proj up_proj down_proj gate_up_proj in_proj c_attn
+c_proj c_fc query_key_value dense dense_h_to_4h dense_4h_to_h fc1 fc2 qkv proj lm_head embed_tokens
+"""
+_LAYERS = frozenset(_ENDS.split())  # that a pattern may end in
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Model types whose attention is the first four of LINEAR, and whose only linear layers are all seven.
 _NAMED = """
@@ -43,6 +31,7 @@ DENSE = NAMED_PROJECTIONS - {"mixtral", "qwen2_moe", "qwen3_moe"}
 BLOCK = "finegauge"  # of fields of a run in any file
 YES = ("true", "1", "yes")  # as command lines have it
 _OF_ENVIRONMENT = r"\$\{(?:oc\.env:\w{1,100},|[A-Z]\w{0,99}[:,]-?)\s*([^${}]{1,200})\}"
+MAX_TEXT = 4096  # characters of a text that is put together
 
 
 class Sheet(NamedTuple):
@@ -239,6 +228,40 @@ def value_at(keys: Mapping[str, Any], path: str) -> Any:
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def scalar(value: Any) -> Any:
+    """Return a word of the command line as the number or the flag that it is."""
+    if not isinstance(value, str) or len(value) > 30:
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    try:
+        return int(value) if value.strip("+-").isdecimal() else float(value)
+    except ValueError:
+        return value
+
+
+def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's keys under the options, "section.key" ones inside their sections."""
+    result: dict[str, Any] = dict(keys)
+    for path, value in options.items():
+        *sections, last = path.split(".")
+        place = result
+        for section in sections[:12]:
+            place[section] = place = dict(mapping_in(place, section))
+        place[last] = _typed(value)
+    return result
+
+
+def _typed(value: Any) -> Any:
+    """Return the word of a command line as YAML would have it where it is null, a list or a mapping."""
+    if isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}" and len(value) > 1:
+        try:
+            return parse_yaml(f"x: {value}", "an option")["x"]
+        except (FileFormatError, KeyError, TypeError):
+            return value
+    return None if value in ("null", "None") else value
 
 
 def rendered(name: str, keys: Mapping[str, Any], head: list[str]) -> str:

@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.launchers import WORKING, decided, of_engine, printed, replaced
-from finegauge.formats.python_values import calculated_text
+from finegauge.formats.launchers import WORKING, calculated_text, decided, of_engine, printed, replaced
 from finegauge.records import NamedTuple
 
 MAX_WORDS = 5_000  # of a command

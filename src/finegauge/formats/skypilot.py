@@ -1,5 +1,6 @@
 """SkyPilot's task: the machines of an offer, what is installed on them, and the command that trains."""
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from finegauge.catalogue.gpus import cloud_machine
 from finegauge.catalogue.gpus import gpu as find
 from finegauge.catalogue.offers import Offer
+from finegauge.catalogue.tables import read_shipped
 from finegauge.errors import FineGaugeError
 from finegauge.formats import launcher_files
 from finegauge.formats.sheet import Sheet, mapping_in, without
@@ -14,31 +16,8 @@ from finegauge.run.run import Run
 
 FILE = "skypilot.yaml"
 COMMAND = f"sky launch {FILE}"
-# Names that its catalogue of clouds has; a card not listed here is called as ours without form factor.
-_CARDS = {
-    "A100-SXM4-40GB": "A100",
-    "A100-PCIE-40GB": "A100",
-    "A100-SXM4-80GB": "A100-80GB",
-    "A100-PCIE-80GB": "A100-80GB",
-    "H100-PCIE-80GB": "H100-PCIE",
-    "H100-SXM5-80GB": "H100",
-    "H100-NVL-94GB": "H100-NVL",
-    "H200-SXM-141GB": "H200",
-    "H200-NVL-141GB": "H200-NVL",
-    "B200-SXM-180GB": "B200",
-    "B300-SXM-288GB": "B300",
-    "GB200-186GB": "GB200",
-    "GH200-96GB": "GH200",
-    "V100-SXM2-16GB": "V100",
-    "V100-PCIE-16GB": "V100",
-    "V100-SXM2-32GB": "V100-32GB",
-    "P100-PCIE-16GB": "P100",
-    "RTX A6000": "A6000",
-    "RTX A5000": "A5000",
-    "RTX A4000": "A4000",
-    "RTX 6000 Ada": "RTX6000-Ada",
-    "RTX PRO 6000 Blackwell Server": "RTXPRO6000",
-}
+# Names that its catalogue of clouds has; a card not listed there is called as ours without form factor.
+_CARDS: dict[str, str] = json.loads(read_shipped("skypilot_gpus.json"))
 _CLOUDS = {name: name for name in ("aws", "azure", "gcp", "lambda", "runpod", "verda")} | {
     "digitalocean": "do",
     "vast-ai": "vast",

@@ -17,6 +17,7 @@ from typing import Any
 from finegauge.errors import shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
+from finegauge.formats.recipes import FLOAT8, GATHERS, shipped
 from finegauge.formats.sheet import Sheet, dataset_name, dotted, known_model, repository, require
 from finegauge.run.field import names, number, whole
 from finegauge.run.rules import NARROW_RECIPES, RECIPE_ALIASES
@@ -55,8 +56,9 @@ _FLAVOURS = {
     **{"deepseek_v3-16b": "deepseek-v2-lite", "deepseek_v3-671b": "deepseek-v3"},
     **{"llama4-17bx16e": "llama-4-scout", "llama4-17bx128e": "llama-4-maverick"},
 }
+_ATTENDS = re.compile(r"[_-](flex|varlen)([_-](attn|flash))?$")  # a flavour's ending
+_FLEX = ("llama4", "gpt_oss", "deepseek_v3")  # whose attention is flex in every release
 _IMPLEMENTATION, _IN_BACKWARD = "optimizer.implementation", "optimizer.early_step_in_backward"
-_FLOAT8, _GATHERS = "model.converters", "float8.enable_fsdp_float8_all_gather"
 
 
 def _of_older(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,40 +77,6 @@ def _of_older(keys: Mapping[str, Any]) -> dict[str, Any]:
     if moved:
         found["parallelism"] = moved | (stated if isinstance(stated, dict) else {})
     return found
-
-
-# What torchtitan's registry says of its models (config_registry.py of each, read 2026-11-28): sequences of a
-# micro-batch, their length, steps, checkpointing, and degrees.
-_SHIPPED = {
-    "llama3_8b": (1, 8192, 1000, "selective", {}),
-    "llama3_70b": (8, 8192, 1000, "full", {"tensor": 8}),
-    "llama3_405b": (2, 8192, 3000, "full", {"tensor": 8}),
-    "qwen3_0_6b": (4, 4096, 10, "selective", {}),
-    "qwen3_1_7b": (4, 4096, 100, "selective", {}),
-    "qwen3_14b": (4, 4096, 3000, "full", {}),
-    "qwen3_32b": (2, 4096, 3000, "full", {}),
-    "qwen3_30b_a3b": (2, 4096, 3000, "full", {}),
-    "deepseek_v3_16b": (4, 4096, 1000, "selective", {"expert": 8}),
-    "deepseek_v3_671b": (4, 4096, 10_000, "selective", {"expert": 2}),
-    "llama4_17bx16e": (8, 8192, 3000, "full", {"tensor": 8, "expert_tensor": 8}),
-    "llama4_17bx128e": (1, 8192, 3000, "full", {"tensor": 8, "pipeline": 4, "expert_tensor": 8}),
-    "gpt_oss_20b": (1, 8192, 10_000, "full", {}),
-    "gpt_oss_120b": (1, 8192, 10_000, "full", {}),
-}
-_NARROW = {"deepseek_v3_671b": {}, "llama3_405b": {_GATHERS: True, "compile.enable": True, _ASYNC: True}}
-
-
-def shipped(name: str) -> dict[str, Any]:
-    """Return the keys that a configuration of torchtitan's own states; {} of one that is not known."""
-    if name not in _SHIPPED:
-        return {}
-    batch, length, steps, mode, of_parallelism = _SHIPPED[name]
-    return {
-        **{"training.local_batch_size": batch, "training.seq_len": length, "training.steps": steps},
-        **{_MODE: mode, **({_OPTION: "op"} if mode == "selective" else {})},
-        **{f"parallelism.{kind}_parallel_degree": degree for kind, degree in of_parallelism.items()},
-        **({_FLOAT8: ["float8"], **_NARROW[name]} if name in _NARROW else {}),
-    }
 
 
 def of_registry(
@@ -130,24 +98,31 @@ def of_registry(
 
             script = load_python(held[0], path, {"config": config})
             return {**script.keys, **found}, " ".join(script.warnings)
-    flavour = re.sub(r"_(?=\d)", ".", config.removeprefix(f"{module}_")).replace("_", "-")
-    known = shipped(config)
+    known = shipped(module, config)
     warning = (
         f"{shown(config)} is Python of torchtitan's registry, of which the model alone is read: seq_len, "
         "micro_batch_size and checkpointing are torchtitan's defaults; state them."
     )
-    return {"model.name": module, "model.flavor": flavour, **known, **found}, "" if known else warning
+    return {**known, **found}, "" if len(known) > 2 else warning
 
 
 def _read_model(reading: Reading) -> None:
     """Read the model: name and flavour; where the catalogue lacks that, the folder of its assets."""
     folder = str(reading.get("model.hf_assets_path", reading.get("model.tokenizer_path", "")))
     parts = [part for part in reversed(folder.replace("\\", "/").split("/")) if part not in ("", ".", "..")]
-    family, flavour = reading.text("model.name"), reading.text("model.flavor")
+    family, flavour = reading.text("model.name"), re.sub(_ATTENDS, "", reading.text("model.flavor"))
     named = _FLAVOURS.get(f"{family}-{flavour}", f"{_CATALOGUE_NAME.get(family, family)}-{flavour}")
     stated = reading.overrides.get("model.flavor")
     guesses = [stated] if stated else [named, *([] if "debug" in flavour else parts)]
     reading.set_catalogue_model(guesses, "model.flavor", "model.hf_assets_path")
+
+
+def _read_attention(reading: Reading) -> None:
+    """Read the kernel: a flavour's ending or the registry's word; newer releases attend by flex unasked."""
+    unasked = "flex" if reading.stated(_TOKENS) or reading.text("model.name") in _FLEX else "sdpa"
+    ending = re.search(_ATTENDS, reading.text("model.flavor"))
+    kind = reading.text("model.attn_backend", ending[1] if ending else unasked)
+    reading.set("attention", "sdpa" if kind == "sdpa" else "flash", "model.attn_backend", "model.flavor")
 
 
 def _read_batch(reading: Reading) -> None:
@@ -196,25 +171,25 @@ def _implementation(run: Run) -> dict[str, Any]:
 
 def _read_float8(reading: Reading) -> None:
     """Read torchao's float8, a converter of the model by its name ("quantize.linear.float8" for a time)."""
-    converters = reading.get(_FLOAT8) or ()
-    asked = any("float8" in name or "mx" in name for name in names(_FLOAT8, converters))
+    converters = reading.get(FLOAT8) or ()
+    asked = any("float8" in name or "mx" in name for name in names(FLOAT8, converters))
     if not (asked or reading.flag("float8.enable_float8_linear")):
         return
     recipe = next(
         (value for key, value in dotted(reading.keys).items() if key.endswith(".recipe_name")), None
     )
-    reading.set("fp8", True, _FLOAT8)
+    reading.set("fp8", True, FLOAT8)
     named = str(recipe).lower()
     known = named if named in (*NARROW_RECIPES, *RECIPE_ALIASES) else None
-    reading.set("fp8_recipe", "mxfp8" if "mx" in named else known, _FLOAT8)
-    reading.set("fp8_all_gather", reading.flag(_GATHERS), _GATHERS)
+    reading.set("fp8_recipe", "mxfp8" if "mx" in named else known, FLOAT8)
+    reading.set("fp8_all_gather", reading.flag(GATHERS), GATHERS)
 
 
 def _float8(run: Run) -> dict[str, Any]:
     if not run.fp8:
         return {}
     recipe = None if run.fp8_recipe == "tensorwise" else run.fp8_recipe
-    return {_FLOAT8: ["float8"], _GATHERS: run.fp8_all_gather or None, "float8.recipe_name": recipe}
+    return {FLOAT8: ["float8"], GATHERS: run.fp8_all_gather or None, "float8.recipe_name": recipe}
 
 
 def _model(run: Run) -> dict[str, Any]:
@@ -381,11 +356,12 @@ FORMAT = Format(
     "torchtitan",
     (
         Row("model.name model.flavor model.hf_assets_path model.tokenizer_path", _read_model, _model),
-        fixed(method="full", phase="pretrain", packing=True, padding="max", attention="sdpa"),
+        fixed(method="full", phase="pretrain", packing=True, padding="max"),
+        Row("model.attn_backend", _read_attention),
         key("loss.kind", "loss", writes=False),  # of its Python
         key("optimizer.name", "optimizer", "adamw", words={"adamw": "AdamW"}),
         Row(f"{_IMPLEMENTATION} {_IN_BACKWARD}", _read_implementation, _implementation),
-        Row(f"{_FLOAT8} {_GATHERS} float8.enable_float8_linear", _read_float8, _float8),
+        Row(f"{FLOAT8} {GATHERS} float8.enable_float8_linear", _read_float8, _float8),
         Row("training.dtype training.mixed_precision_param", _read_precision, _precision),
         key("training.seq_len", "seq_len", 2048, older="training.max_context_length"),
         Row(

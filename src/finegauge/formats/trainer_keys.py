@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from finegauge.errors import FieldError, shown
-from finegauge.formats import model_keys
+from finegauge.formats import launcher_files, model_keys
 from finegauge.formats.key_table import Reading, Row, key
-from finegauge.formats.launcher_files import deepspeed_fields, degrees_of, fsdp_state, uses_deepspeed, zero_of
 from finegauge.formats.sheet import mapping_in, of_pattern, refuse, samples_of, targets, whole_number
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, names, number, version_numbers
@@ -160,7 +159,7 @@ def packages(run: Run, *names: str) -> str:
     words = [*names]
     words += ["bitsandbytes"] if run.method == "qlora" or "8bit" in run.optimizer else []
     words += ["liger-kernel"] if "liger" in run.kernels else []
-    words += ["deepspeed"] if uses_deepspeed(run) else []
+    words += ["deepspeed"] if launcher_files.uses_deepspeed(run) else []
     return " ".join(words)
 
 
@@ -407,7 +406,7 @@ def _grouping(run: Run) -> dict[str, Any]:
 def read_sharding(reading: Reading) -> None:
     """Read DeepSpeed's or FSDP's sharding, one of them; the number of GPUs is the launcher's."""
     fsdp = None if reading.get("fsdp") == [] or reading.text("fsdp") == "false" else reading.get("fsdp")
-    for field, degree in degrees_of(reading.keys).items():
+    for field, degree in launcher_files.degrees_of(reading.keys).items():
         reading.set(field, degree, "parallelism_config")
     if reading.get("deepspeed") and fsdp:
         raise FieldError("deepspeed and fsdp are both stated; keep one.")
@@ -420,23 +419,25 @@ def read_sharding(reading: Reading) -> None:
 def _read_deepspeed(reading: Reading) -> None:
     """Read the file that `deepspeed` names, and hold its batch against the training file's."""
     keys = read_zero(reading, "deepspeed")
-    told = deepspeed_fields(keys) if keys is not None else {}
-    batch = ("micro_batch_size", "gradient_accumulation_steps")
+    told = launcher_files.deepspeed_fields(keys) if keys is not None else {}
     by_engine = reading.fields.get("micro_batch_size") == "auto"  # which runs the loop of a script
-    for field, value in {**(dict.fromkeys(batch, 1) if by_engine else {}), **told}.items():
+    ranks = reading.data_ranks(reading.launched_gpus)
+    told = launcher_files.batch_by_engine(keys or {}, told, ranks) | told if by_engine else told
+    for field, value in told.items():
         known = reading.fields.get(field)
-        if field in batch and str(known) != str(value) and not by_engine:
+        if field in launcher_files.BATCH and str(known) != str(value) and not by_engine:
             raise FieldError(
                 f"{field}={known} of {reading.file_name} contradicts {field}={value} of its DeepSpeed file; "
                 "make them equal, or set the latter to auto."
             )
-        if field == "tensor_parallel" or by_engine:
+        if field in ("tensor_parallel", "optimizer") or by_engine:
             reading.set(field, value, "deepspeed")
+    launcher_files.refuse_other_batch(keys or {}, reading.fields, ranks)
 
 
 def read_zero(reading: Reading, key: str, *beside: str) -> Mapping[str, Any] | None:
     """Read what the file of `key` shards and offloads (`beside` says so too); return its keys, if here."""
-    found = zero_of(reading.get(key, ""), reading.file)
+    found = launcher_files.zero_of(reading.get(key, ""), reading.file)
     reading.warnings += [found.warning] if found.warning else []
     for field, value in found.fields.items():
         reading.set(field, value, key, *(beside if field == "sharding" else ()))
@@ -457,7 +458,7 @@ def _read_fsdp(reading: Reading, fsdp: Any) -> None:
         "offload_params", named.get("offload_params") or named.get("cpu_offload") or False
     )
     reading.set("cpu_offload", "params" if offloads else "none", "fsdp", "fsdp_config")
-    state = fsdp_state(named)
+    state = launcher_files.fsdp_state(named)
     if flag("activation_checkpointing", named.get("activation_checkpointing") or False):
         state["activation_checkpointing"] = "full"
     for field, value in state.items():

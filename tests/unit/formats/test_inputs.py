@@ -32,6 +32,7 @@ def text_of(given: dict[str, Any]) -> str:
 def understood(given: dict[str, Any], folder: Path) -> Run | str:
     """Return the run of an input in `folder`, or the sentence that refuses it."""
     for name, text in given.get("beside", {}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     argument = f" -- {given.get('command')}"
     if "file" in given:
