@@ -182,7 +182,7 @@ def _figures(folder: str, files: Iterable[str]) -> Figures:
             continue
         known = found.memory_bytes
         higher = {name: size for name, size in one.memory_bytes.items() if size > known.get(name, 0.0)}
-        # of two runs in one folder the later: its arguments and its model lie there
+        # of two runs the later, whose arguments lie there
         clock = max(found.wall_s, one.wall_s, key=lambda wall: (len(wall) > MIN_STEPS, *wall.values()))
         found = found._replace(
             read=tuple(dict.fromkeys((*found.read, name))),
@@ -205,10 +205,9 @@ class _Log:
         self.tokens: dict[int, float] = {}
         self.memory_bytes: dict[str, float] = {}
         self.tokens_per_s: tuple[float, ...] = ()
-        self.whole_s, self.steps = 0.0, 0
+        self.whole_s, self.steps, self.counts_padding = 0.0, 0, False
         self.gpu_s: dict[int, float] = {}
         self.trained: tuple[int, float] = (0, 0.0)  # Axolotl's tokens until the log before
-        self.counts_padding = False
 
     def add(self, figures: Mapping[str, Any], step: Any, wall_s: Any = None) -> None:
         """Take the figures of one step; the time of a step is that of its first figure."""
@@ -406,8 +405,8 @@ def own_keys(keys: Mapping[str, Any], trainer: str, folder: str) -> tuple[Format
     elif isinstance(peft, Mapping) and isinstance(first := next(iter(peft.values()), None), Mapping):
         own |= trl.of_adapter(first)
     model = own.get("model_name_or_path") or model_beside(folder) or keys.get("_name_or_path") or ""
-    elsewhere = not model or (os.path.isabs(str(model)) and not os.path.exists(str(model)))
-    if elsewhere and "model_type" in keys:  # its configuration was logged
+    is_here = not os.path.isabs(str(model)) or os.path.exists(str(model))
+    if "model_type" in keys and not (model and is_here):  # its configuration was logged
         from finegauge.formats.measurement_rows import stated_sizes
 
         model = stated_sizes(json.dumps(keys, default=str, sort_keys=True))
