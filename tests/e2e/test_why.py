@@ -46,6 +46,18 @@ def test_a_snapshot_and_a_log_together(tmp_path: Path) -> None:
     assert "optimizer states" in done.out
 
 
+def test_a_kernel_says_why_a_log_ends(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text(
+        "Loading checkpoint shards:  37%\nE api.py:870] exitcode: -9\n", "utf-8"
+    )
+    said = "Memory cgroup out of memory: Killed process 7 (python) total-vm:9kB, anon-rss:61239412kB"
+    (tmp_path / "dmesg.txt").write_text(f"oom-kill:constraint=CONSTRAINT_MEMCG\n{said}\n", "utf-8")
+    done = finegauge("why", MIXTRAL, str(tmp_path / "train.log"), str(tmp_path / "dmesg.txt"))
+    assert done.out.startswith("Out of host memory while the model is loaded.")
+    assert "58.4" in done.out
+    assert "Nothing in it says who" not in done.out
+
+
 def test_where_a_failure_that_is_not_memory_ended_and_an_engine_without_room() -> None:
     ended = finegauge("why", MIXTRAL, str(FAILURES / "illegal_access.txt")).out
     assert ended.startswith("No failure of memory; it ended in the backward pass of a step.")

@@ -9,7 +9,7 @@ from finegauge.answers.changes import AdviceAnswer, Fixed, advice_answer, fixed_
 from finegauge.answers.estimate import GpuVerdict, gpu_estimate, gpu_verdict
 from finegauge.documents import read_bytes
 from finegauge.errors import FileFormatError
-from finegauge.formats.evidence import MAX_BYTES, Evidence, text_evidence
+from finegauge.formats.evidence import FAILURES, MAX_BYTES, Evidence, text_evidence
 from finegauge.formats.plain_pickle import snapshot_evidence
 from finegauge.planning.advice import advise
 from finegauge.planning.diagnosis import (
@@ -31,6 +31,7 @@ Cause = Literal[
     "as_predicted", "inactive_option", "smaller_device", "other_processes", "fragmentation",
     "more_than_predicted", "less_than_predicted", "not_weighed", "not_memory",
 ]  # fmt: skip
+NOT_OF_TEXTS = bytes({*range(32)} - {*b"\a\b\t\n\v\f\r\x1b"})  # but of terminals
 OF_MEMORY = ("device_memory", "host_memory", "disk")
 
 
@@ -68,7 +69,8 @@ def read_evidence(path: str) -> Evidence:
         return snapshot_evidence(data, name)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # as PowerShell's > writes
         data = data.decode("utf-16", errors="replace").encode()
-    if b"\0" in data[:100_000]:
+    data = data.replace(b"\0", b"")  # which PyTorch's signal handlers print, and truncated logs begin with
+    if len(data[:100_000].translate(None, NOT_OF_TEXTS)) < 0.99 * len(data[:100_000]):
         raise FileFormatError(f"{name} is binary: neither a text nor a memory snapshot of PyTorch.")
     return text_evidence(data.decode("utf-8", errors="replace"), name)
 
@@ -80,7 +82,7 @@ def why_answer(
 
     Raises: InputError where files are there already.
     """
-    grave = sorted(pieces, key=lambda one: not one.failure)
+    grave = _gravest_first(pieces)
     found = tuple(_weighed(run, one) for one in grave)
     base = run
     for one, answer in zip(grave, found, strict=True):
@@ -98,6 +100,17 @@ def why_answer(
     advice = advise(base)
     fixed = fixed_run(base, advice, folder, recipe=recipe, overwrite=overwrite) if folder else None
     return WhyAnswer(run, predicted, found, advice_answer(advice), fixed)
+
+
+def _gravest_first(pieces: Sequence[Evidence]) -> list[Evidence]:
+    """Return the pieces; a kernel's word on a process that a log shows killed is one with that log."""
+    killed = next((one for one in pieces if one.failure == "killed"), None)
+    killer = next((one for one in pieces if one.failure == "host_memory" and not one.moment), None)
+    if killed and killer:
+        both = killed._replace(failure="host_memory", says=killer.says, host_bytes=killer.host_bytes)
+        both = both._replace(name=f"{killed.name}, {killer.name}")
+        pieces = [both, *(one for one in pieces if one not in (killed, killer))]
+    return sorted(pieces, key=lambda one: [*FAILURES.names, ""].index(one.failure))
 
 
 def _weighed(run: Run, one: Evidence) -> EvidenceAnswer:

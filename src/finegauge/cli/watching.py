@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -42,11 +42,10 @@ class Asked(NamedTuple):
 
 def watch_command(asked: Asked, command: str) -> int:
     """Start a command and watch it; return its exit code."""
+    words = shlex.split(command.removeprefix(COMMAND_MARK))
     told = _settled(asked)
     with _view(told, asked) as (look, pass_on):
-        code, seen, printed = watched_command(
-            shlex.split(command.removeprefix(COMMAND_MARK)), asked.logs, look, pass_on
-        )
+        code, seen, printed = watched_command(words, asked.logs, look, pass_on)
     _end(asked, told, *ended_answer(told, seen, code, printed))
     return code
 
@@ -63,14 +62,14 @@ def watch_folder(asked: Asked) -> int:
     """Watch what a training writes until it has done all its steps, or is silent."""
     if not os.path.isdir(asked.logs):
         raise InputError(f"No folder {shown(asked.logs)}; name one, or what to start after --.")
-    watch, began_s = Watch(0, asked.logs), time.monotonic()
-    before: list[tuple[int, float]] = [(0, began_s)]
+    watch, reached_s = Watch(0, asked.logs), dict[int, float]()  # the last number of steps, and since when
 
     def ends() -> bool:
         done, total = watch.steps.done, watch.steps.total
-        if done != before[0][0]:
-            before[0] = done, time.monotonic()
-        return bool(total and done >= total) or time.monotonic() - before[0][1] > QUIET_S
+        if done not in reached_s:
+            reached_s.clear()
+        quiet_s = time.monotonic() - reached_s.setdefault(done, time.monotonic())
+        return bool(total and done >= total) or quiet_s > QUIET_S
 
     return _watch(asked, watch, ends)
 
@@ -171,9 +170,8 @@ def _end(asked: Asked, told: Watched, answer: WatchAnswer, profile: Profile | No
     """Keep the profile, and say how it ended: on stderr, for stdout is the training's."""
     if profile is not None and asked.store is not None:
         trials = Trials(asked.store)
-        options: dict[str, Any] = {"by": "finegauge watch"}
         try:
-            trials.end(trials.start(profile.run, options), profile)
+            trials.end(trials.start(profile.run, {"by": "finegauge watch"}), profile)
             answer = answer._replace(stored=asked.store)
         except FineGaugeError as error:
             say(f"finegauge watch: {error}", err=True)
@@ -189,7 +187,7 @@ JOURNAL = "finegauge.jsonl"
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="RUN | LOGDIR [KEY=VALUE]... [-- COMMAND...]")
+@click.argument("words", nargs=-1, metavar="RUN | LOGDIR [KEY=VALUE]... [-- COMMAND...]")
 @click.option("--pid", type=click.IntRange(1, 2**31), help="Watch a training that runs already.")
 @click.option(
     "--logs", metavar="DIR", default="", help="Where it writes trainer_state.json or TensorBoard's events."
@@ -222,6 +220,6 @@ def watch(
         ctx.exit(watch_command(asked, command))
     elif pid is not None:
         ctx.exit(watch_process(asked, pid))
-    ctx.exit(
-        watch_folder(asked._replace(run=named[1] if len(named) > 1 else "", logs=named[0] if named else ""))
-    )
+    elif not named:
+        raise InputError("Nothing to watch; name a folder, --pid N, or what to start after --.")
+    ctx.exit(watch_folder(asked._replace(run=named[1] if named[1:] else "", logs=named[0])))

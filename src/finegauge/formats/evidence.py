@@ -90,6 +90,7 @@ FAILURES = Rules(  # beside that, the gravest first
         "Some modules are dispatched on the CPU or the disk", "No available memory for the cache blocks",
         "larger than the available KV cache memory", "number of tokens that can be stored in KV cache",
         "Free memory on device.{1,80}is less than desired GPU memory", "mem-fraction-static",
+        "No executable batch size found",
         "reserved (?:by PyTorch but unallocated|in total by PyTorch)"),
     shared_memory=("(?:out of|insufficient) shared memory", "killed by signal: Bus error",
         r"\(SIGBUS\)", rf"{_CODE}(?:-7|135)\b", "unable to allocate shared memory",
@@ -119,7 +120,8 @@ FAILURES = Rules(  # beside that, the gravest first
         "NCCL communicator was aborted", "failed to pass monitoredBarrier",
         r"^(?:\w+\.)*\w*(?:Error|Exception)\b.{0,200}[Tt]imed out"),
     other=("device-side assert triggered", "illegal memory access", "out of resource: shared memory",
-        "Segmentation fault", rf"{_CODE}(?:-6|-11|134|139)\b",
+        "Segmentation fault", "Memory access fault by GPU", "fallen off the bus", r"\(core dumped\)",
+        rf"{_CODE}(?:-6|-11|134|139)\b",
         r"\b[Ll]oss['\"]?\s?[:=]\s?['\"]?(?:nan|NaN)\b",
         r"'loss': '?0(?:\.0)?'?, 'grad_norm': '?nan\b", r"^(?:\w+\.)*\w*(?:Error|Exception)\b:?"),
 )  # fmt: skip
@@ -177,7 +179,8 @@ MOMENTS = {  # beside the steps: the outermost frame that says so; load only bef
 }  # fmt: skip
 OF_STEP = {  # the innermost frame that says so, but see `_follows`
     "data": _any(r"dataloader\.py:", "utils/data/_utils/", r":get_batch_samples\b", "collat",
-        r":(?:\w+_to_device|\w*batch_to)\b", r":_?prepare_inputs?\b"),
+        r":(?:\w+_to_device|\w*batch_to)\b", r":_?prepare_inputs?\b",
+        r"\b(?:batch|inputs?|labels)\b.{0,40}\.(?:to|cuda)\("),
     "backward": _any(r":(?!\w*forward)\w*backward\w*\b", "run_backward", r"\.backward\(",
         "run the backward pass"),
     "optimizer": _any("torch/optim/", "bitsandbytes/optim", "/optimi[sz]ers?/", r"optimizer\.py:step\b",

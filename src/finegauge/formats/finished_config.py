@@ -16,7 +16,6 @@ from finegauge.errors import FineGaugeError, InputError
 from finegauge.formats import key_table
 from finegauge.formats.finished_runs import (
     Figures,
-    checkpoints_of,
     mapping_of,
     model_beside,
     own_keys,
@@ -103,17 +102,17 @@ def _of_file(file: str, folder: str, words: tuple[str, ...], stated: set[str]) -
     if os.path.basename(file) == "args.json":
         from finegauge.formats import ms_swift
 
-        kept = {name: value for name, value in keys.items() if value not in (None, [], "")}
-        if kept.get("use_cpu"):
-            kept.pop("fp16", None)  # which accelerate does on no processor
-        own = {name: kept[name] for name in kept if name in ms_swift.FORMAT.keys}
-        return _run_read(lambda more: key_table.read(
-            ms_swift.FORMAT, ms_swift.FORMAT.adapt(own), file, (*words, *more)), folder, stated)  # fmt: skip
-    if keys.get("device") == "cpu" and (known := framework_of(file)) is not None:
-        format_, stored = known
+        format_, stored = ms_swift.FORMAT, dict(keys)
+        if keys.get("use_cpu"):
+            stored.pop("fp16", None)  # which accelerate does on no processor
+        told = {name: value for name, value in stored.items() if value not in (None, [], "")}
+        kept = dict(format_.adapt({name: told[name] for name in told if name in format_.keys}))
+    elif keys.get("device") == "cpu" and (known := framework_of(file)) is not None:
+        format_, stored = known[0], dict(known[1])
         kept = {name: value for name, value in stored.items() if name != "device"}  # which --gpu here may be
-        return _run_read(lambda more: key_table.read(format_, kept, file, (*words, *more)), folder, stated)
-    return _run_read(lambda more: read(file, (*words, *more)), folder, stated)
+    else:
+        return _run_read(lambda more: read(file, (*words, *more)), folder, stated)
+    return _run_read(lambda more: key_table.read(format_, kept, file, (*words, *more)), folder, stated)
 
 
 def _run_read(reader: Any, folder: str, stated: set[str]) -> Run:
@@ -129,10 +128,7 @@ def _run_read(reader: Any, folder: str, stated: set[str]) -> Run:
 
 def _training_files(folder: str) -> Iterator[str]:
     """Yield the training files of an output folder: its own, then those that name it."""
-    for place in (folder, *checkpoints_of(folder)):
-        for name in _OWN_FILES:
-            if os.path.isfile(os.path.join(place, name)):
-                yield os.path.join(place, name)
+    yield from filter(None, (saved_file(folder, name) for name in _OWN_FILES))
     own = os.path.basename(os.path.normpath(folder))
     for place in (folder, os.path.dirname(os.path.normpath(folder))):
         with suppress(OSError):

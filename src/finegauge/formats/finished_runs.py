@@ -16,13 +16,14 @@ import json
 import os
 import re
 import zipfile
+from ast import literal_eval
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from finegauge.documents import num_values, parse_csv, parse_json, parse_yaml, read_bytes, read_text
+from finegauge.documents import parse_csv, parse_json, parse_yaml, read_bytes, read_text
 from finegauge.errors import FileFormatError
 from finegauge.formats import trl
 from finegauge.formats.key_table import Format
@@ -33,6 +34,7 @@ from finegauge.formats.training_events import (
     MAX_STEPS,
     fields,
     files_below,
+    json_value,
     read_records,
     records,
 )
@@ -47,6 +49,7 @@ MIN_STEPS = 3  # steps of which a median says something
 _INNER = re.compile(r"checkpoint-\d+|epoch_\d+|runs?|logs?|wandb|files|(offline-)?run-\d{8}_.*|images")
 _EXPORT = re.compile(r"wandb.*\.csv|.*history.*\.csv", re.IGNORECASE)
 _FIGURE = re.compile(r"([A-Za-z_][\w/.()-]*):(-?[\d.]+(?:[eE][+-]?\d+)?)\b")
+_CLOCK = re.compile(r"(?:(\d{1,4}) days?, )?(\d{1,4}):(\d\d):(\d\d)")
 _SPOKEN_S = re.compile(r"(?:(\d+)d ?)?(?:(\d+)h ?)?(?:(\d+)m ?)?(?:([\d.]+)s)?")
 # ends of names of logged figures: how the memory is counted, and bytes of one
 _MEMORY = {
@@ -85,12 +88,7 @@ class Figures(NamedTuple):
     @property
     def step_time_s(self) -> float | None:
         """Return the seconds of an optimizer step; None where nothing tells."""
-        ordered = sorted(self.wall_s.items())
-        apart = [
-            (later - sooner) / (step - before)
-            for (before, sooner), (step, later) in pairwise(ordered)
-            if later > sooner
-        ]
+        apart = [one for one in _by_step(self.wall_s) if one > 0]
         if len(apart) >= MIN_STEPS:
             return median(apart)
         if len(self.gpu_s) >= MIN_STEPS:
@@ -102,21 +100,21 @@ class Figures(NamedTuple):
     @property
     def tokens_per_step(self) -> float | None:
         """Return the tokens of a step of all GPUs; None where nobody counted."""
-        if not self.tokens:
-            return None
-        last = max(self.tokens)
+        last = max(self.tokens, default=0)
         return self.tokens[last] / last if last and self.tokens[last] > 0 else None
 
     @property
     def is_alike(self) -> bool:
         """Return whether every step had as many tokens: all sequences are of one length."""
-        counts = [self.tokens[step] for step in sorted(self.tokens)]
-        steps = sorted(self.tokens)
-        each = {
-            (later - sooner) / (step - before)
-            for (before, step), (sooner, later) in zip(pairwise(steps), pairwise(counts), strict=True)
-        }
-        return len(steps) > MIN_STEPS and len(each) == 1
+        return len(self.tokens) > MIN_STEPS and len(set(_by_step(self.tokens))) == 1
+
+
+def _by_step(until: Mapping[int, float]) -> list[float]:
+    """Return what came on by each step between those that were logged."""
+    return [
+        (later - sooner) / (step - before)
+        for (before, sooner), (step, later) in pairwise(sorted(until.items()))
+    ]
 
 
 def finished_in(path: str) -> list[Figures]:
@@ -182,17 +180,17 @@ def _figures(folder: str, files: Iterable[str]) -> Figures:
                 problems=(*found.problems, f"{name}: {str(error).removeprefix(f'{name} ')}")
             )
             continue
-        clock = max(found.wall_s, one.wall_s, key=len)
+        known = found.memory_bytes
+        higher = {name: size for name, size in one.memory_bytes.items() if size > known.get(name, 0.0)}
+        # of two runs the later, whose arguments lie there
+        clock = max(found.wall_s, one.wall_s, key=lambda wall: (len(wall) > MIN_STEPS, *wall.values()))
         found = found._replace(
             read=tuple(dict.fromkeys((*found.read, name))),
             wall_s=clock, whole_s=max(found.whole_s, one.whole_s), steps=max(found.steps, one.steps),
             gpu_s=max(found.gpu_s, one.gpu_s, key=len),
             counts_padding=found.counts_padding or one.counts_padding,
             tokens={**found.tokens, **one.tokens}, tokens_per_s=(*found.tokens_per_s, *one.tokens_per_s),
-            memory_bytes={
-                **found.memory_bytes,
-                **{k: max(v, found.memory_bytes.get(k, 0.0)) for k, v in one.memory_bytes.items()},
-            },
+            memory_bytes={**found.memory_bytes, **higher},
             settings={**one.settings, **found.settings}, gpu=found.gpu or one.gpu,
             num_gpus=max(found.num_gpus, one.num_gpus), trainer=found.trainer or one.trainer,
         )  # fmt: skip
@@ -206,11 +204,10 @@ class _Log:
         self.wall_s: dict[int, float] = {}
         self.tokens: dict[int, float] = {}
         self.memory_bytes: dict[str, float] = {}
-        self.tokens_per_s: list[float] = []
-        self.whole_s, self.steps = 0.0, 0
+        self.tokens_per_s: tuple[float, ...] = ()
+        self.whole_s, self.steps, self.counts_padding = 0.0, 0, False
         self.gpu_s: dict[int, float] = {}
         self.trained: tuple[int, float] = (0, 0.0)  # Axolotl's tokens until the log before
-        self.counts_padding = False
 
     def add(self, figures: Mapping[str, Any], step: Any, wall_s: Any = None) -> None:
         """Take the figures of one step; the time of a step is that of its first figure."""
@@ -233,24 +230,19 @@ class _Log:
         if name in _TOKENS and step:
             self.tokens[step] = value
         elif name == "tokens_per_second_per_gpu" and value > 0:
-            self.tokens_per_s.append(value)
+            self.tokens_per_s += (value,)
         elif name in ("train_runtime", "train/train_runtime"):
             self.whole_s = max(self.whole_s, value)
-        end = (
-            name.rpartition("/")[2].rpartition(".")[2] if not name.endswith(")") else name.rpartition("/")[2]
-        )
+        end = name.rpartition("/")[2]
+        end = end if end.endswith(")") else end.rpartition(".")[2]
         if end in _MEMORY and value > 0:
             metric, scale = _MEMORY[end]
             self.memory_bytes[metric] = max(self.memory_bytes.get(metric, 0.0), value * scale)
 
     def figures(self, file: str, **others: Any) -> Figures:
         """Return what was taken."""
-        return Figures(
-            os.path.dirname(file), wall_s=self.wall_s, whole_s=self.whole_s, steps=self.steps,
-            tokens=self.tokens, tokens_per_s=tuple(self.tokens_per_s), gpu_s=self.gpu_s,
-            counts_padding=self.counts_padding,
-            memory_bytes=self.memory_bytes, **others,
-        )  # fmt: skip
+        taken = {name: value for name, value in vars(self).items() if name in Figures._fields}
+        return Figures(os.path.dirname(file), **taken, **others)
 
 
 def _number(value: Any) -> bool:
@@ -266,7 +258,7 @@ def _of_state(file: str) -> Figures:
     for entry in history[:MAX_LINES]:
         if isinstance(entry, dict):
             running = entry.get("train_runtime") if "loss" in entry else None  # of those that count tokens
-            log.add(entry, entry.get("step"), running)
+            log.add(_of_all_steps(entry), entry.get("step"), running)
     log.steps = max(log.steps, state["global_step"] if _number(state.get("global_step")) else 0)
     seen = state.get("num_input_tokens_seen")
     if _number(seen) and seen > 0 and log.steps:
@@ -274,38 +266,39 @@ def _of_state(file: str) -> Figures:
     return log.figures(file)
 
 
+def _of_all_steps(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a step; where the runtime is of the steps since it was resumed, that of all."""
+    names = ("train_runtime", "train_steps_per_second", "step")
+    runtime, rate, step = (entry[name] if _number(entry.get(name)) else 0.0 for name in names)
+    if rate > 0 and 0 < runtime * (rate + 0.0005) < step - 1:  # which has three decimals
+        return {**entry, "train_runtime": runtime * step / max(1, round(runtime * rate))}
+    return entry
+
+
 def _of_lines(file: str) -> Figures:
     """Return what trainer_log.jsonl of LLaMA-Factory or logging.jsonl of ms-swift tells."""
     log, by_swift = _Log(), os.path.basename(file) == "logging.jsonl"
+    earlier, before = 0.0, 0.0  # seconds: of sessions before it was resumed, and of the line before
     for line in read_text(file, MAX_BYTES).splitlines()[:MAX_LINES]:
-        try:
-            entry = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            raise FileFormatError("a line of it is no JSON") from None
-        if not isinstance(entry, dict) or num_values(entry) is None:
+        if not isinstance(entry := json_value(line.encode()), dict):  # torn, where a training was killed
             continue
         step = entry.get("current_steps")
         if by_swift:
             step = int(re.match(r"\d{0,9}", str(entry.get("global_step/max_steps", "")))[0] or 0)  # type: ignore[index]
         seconds = _spoken_s(str(entry.get("elapsed_time", "")))
         log.add(entry, step, None)
-        log.whole_s = max(log.whole_s, seconds)
+        earlier, before = earlier + before * (0.0 < seconds < before), seconds or before
+        log.whole_s = max(log.whole_s, earlier + seconds)
+    if not log.steps:
+        raise FileFormatError("no line of it tells a step")
     return log.figures(file, trainer="ms-swift" if by_swift else "LLaMA-Factory")
 
 
 def _spoken_s(text: str) -> float:
     """Return the seconds of "0:01:02", "1 day, 0:01:02" or "1m 2s"; 0 where it says none."""
-    days, _, clock = text.rpartition(", ")
-    if found := re.fullmatch(r"(\d{1,4}):(\d\d):(\d\d)", clock):
-        hours, minutes, seconds = map(int, found.groups())
-        return float(
-            3600 * hours + 60 * minutes + seconds + 86400 * int((re.match(r"\d{1,4}", days) or ["0"])[0])
-        )
-    if text and len(text) < 40 and (spoken := _SPOKEN_S.fullmatch(text)):
-        return sum(
-            float(part or 0) * unit for part, unit in zip(spoken.groups(), (86400, 3600, 60, 1), strict=True)
-        )
-    return 0.0
+    found = _CLOCK.fullmatch(text) or _SPOKEN_S.fullmatch(text[:40])
+    parts = zip(found.groups(), (86400, 3600, 60, 1), strict=True) if found else ()
+    return sum(float(part or 0) * unit for part, unit in parts)
 
 
 def _of_torchtune(file: str) -> Figures:
@@ -337,10 +330,8 @@ def _of_events(file: str) -> Figures:
 def _summary(tensor: Any) -> dict[str, Any]:
     """Return the settings in a text that transformers wrote: JSON."""
     texts = [value for number, value in fields(tensor if isinstance(tensor, bytes) else b"") if number == 8]
-    with suppress(FileFormatError):
-        found = parse_json(texts[0], "settings") if texts and isinstance(texts[0], bytes) else None
-        return found if isinstance(found, dict) else {}
-    return {}
+    found = json_value(texts[0]) if texts and isinstance(texts[0], bytes) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _text(value: Any) -> str:
@@ -375,28 +366,25 @@ def _of_mlflow(file: str) -> Figures:
     """Return what a run of MLflow's file store tells: a file for each parameter, and for each metric."""
     folder, log = os.path.dirname(file), _Log()
     for name in _names(os.path.join(folder, "metrics")):
-        path = os.path.join(folder, "metrics", *name.split("/"))
-        for line in read_text(path, MAX_BYTES).splitlines()[:MAX_LINES]:
+        for line in read_text(os.path.join(folder, "metrics", name), MAX_BYTES).splitlines()[:MAX_LINES]:
             with suppress(ValueError):
                 at, value, step = map(float, line.split()[:3])
-                log.add({name: value}, int(step) if abs(step) < MAX_STEPS else 0, at / 1e3)
-    settings = {}
+                log.add(
+                    {name.replace(os.sep, "/"): value}, int(step) if abs(step) < MAX_STEPS else 0, at / 1e3
+                )
+    settings: dict[str, Any] = {}
     for name in _names(os.path.join(folder, "params")):
-        text = read_text(os.path.join(folder, "params", *name.split("/")), 100_000).strip()
-        settings[name] = {"None": None, "True": True, "False": False}.get(text, text)
+        text = read_text(os.path.join(folder, "params", name), 100_000).strip()
+        settings[name] = text
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            settings[name] = literal_eval(text[:2_000])  # as MLflow writes a number, a list, None
     return log.figures(file, settings=settings)
 
 
 def _names(folder: str) -> list[str]:
-    found = list[str]()
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in list(entries)[:MAX_PARAMS]:
-            if entry.is_file(follow_symlinks=False):
-                found.append(entry.name)
-            elif entry.is_dir(follow_symlinks=False):
-                with suppress(OSError):
-                    found += [f"{entry.name}/{name}" for name in sorted(os.listdir(entry.path))[:100]]
-    return sorted(found)
+    """Return the names of files in a folder, and in the folders in it."""
+    files = files_below(folder, lambda *_: True, levels=1, folders=MAX_PARAMS)
+    return sorted(os.path.relpath(file, folder) for file in files)[:MAX_PARAMS]
 
 
 def saved_run(file: str) -> tuple[str, dict[str, Any]]:
@@ -417,6 +405,11 @@ def own_keys(keys: Mapping[str, Any], trainer: str, folder: str) -> tuple[Format
     elif isinstance(peft, Mapping) and isinstance(first := next(iter(peft.values()), None), Mapping):
         own |= trl.of_adapter(first)
     model = own.get("model_name_or_path") or model_beside(folder) or keys.get("_name_or_path") or ""
+    is_here = not os.path.isabs(str(model)) or os.path.exists(str(model))
+    if "model_type" in keys and not (model and is_here):  # its configuration was logged
+        from finegauge.formats.measurement_rows import stated_sizes
+
+        model = stated_sizes(json.dumps(keys, default=str, sort_keys=True))
     own["model_name_or_path"] = model
     own = {name: own[name] for name in own if name in format_.keys}
     if dtype := _saved_dtype(str(model), keys):

@@ -490,7 +490,7 @@ def _model(name: str, hf_config: str, folder: str) -> str:
     from finegauge.catalogue.models import model as find
 
     if hf_config.startswith("{"):
-        return _stated_sizes(hf_config)
+        return stated_sizes(hf_config)
     if hf_config and FILE_NAME.fullmatch(hf_config):
         for above in (folder, os.path.join(folder, os.pardir)):
             path = os.path.normpath(os.path.join(above, "hf_configs", f"{hf_config}.json"))
@@ -515,7 +515,7 @@ def _model(name: str, hf_config: str, folder: str) -> str:
     raise FieldError(f"No model {shown(name)} is known.")
 
 
-def _stated_sizes(text: str) -> str:
+def stated_sizes(text: str) -> str:
     """Return the path of a configuration that a row states as JSON, kept in the cache."""
     from hashlib import sha256
 

@@ -183,7 +183,7 @@ def load_python(
 def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a script leaves to others; raise FieldError where it learns from a teacher."""
     if script.has_teacher:
-        raise FieldError("teacher_model, to be distilled, is not supported: ask for the student alone.")
+        raise FieldError("teacher_model distils a teacher, which is not supported: ask for a student.")
     if script.model_computed and "model_name_or_path" not in keys:
         absent = [f"in {shown(one)}, which is not here" for one in script.values.missing]
         yield f"the model is {absent[0]}, and is not read" if absent else MODEL_COMPUTED

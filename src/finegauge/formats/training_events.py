@@ -260,13 +260,13 @@ def _items(message: bytes, number: int) -> dict[str, Any]:
             elif place in (5, 6):  # typed numbers, as newer clients may write them
                 value = content
             elif place in (8, 16) and isinstance(content, bytes):
-                value = _value(content)
+                value = json_value(content)
         if names and value is not None:
             found["/".join(name.decode("utf-8", errors="replace") for name in names)] = value
     return found
 
 
-def _value(text: bytes) -> Any:
+def json_value(text: bytes) -> Any:
     """Return a JSON value; None for one that is none, or is deeper or larger than any setting."""
     try:
         value = json.loads(text) if len(text) <= MAX_VALUE_BYTES else None

@@ -297,7 +297,7 @@ def memory_bar(profile: Profile) -> Bar:
         said=f"{gib(total)} of {gib(room)}{far}{peak}",
         says=f"{fmt.gib_interval(total, interval)} needed" + (f" of {limit}{far}." if limit else "."),
         parts=tuple(
-            BarPart(shown_name(kind), value / whole, _amount(value), _details(needed.under(kind), 1 / GIB))
+            BarPart(shown_name(kind), value / whole, amount(value), _details(needed.under(kind), 1 / GIB))
             for (kind, *_), value in needed.at(1)
         ),
         limit_fraction=room / whole,
@@ -339,7 +339,7 @@ def shown_name(name: str) -> str:
     return SHOWN_NAMES.get(name, name)
 
 
-def _amount(num_bytes: float) -> str:
+def amount(num_bytes: float) -> str:
     """Return GiB, and of little the unit that does not round it to nothing."""
     return gib(num_bytes) if num_bytes >= 0.1 * GIB else fmt.size(num_bytes)
 

@@ -7,9 +7,9 @@ from finegauge.planning.diagnosis import Level
 from finegauge.prediction.uncertainty import FITS
 from finegauge.render import number_format as fmt
 from finegauge.render.report import Block, Note, Report, Section, Table, Text, Toned, notes, section
-from finegauge.render.run_parts import ROOMS, TONES, WORDS, subject, title_of
+from finegauge.render.run_parts import ROOMS, TONES, WORDS, amount, subject, title_of
 from finegauge.render.whatif import advice_blocks, fixed_section
-from finegauge.units import GIB, MIB, gib
+from finegauge.units import GIB, gib
 
 PLACES = {
     "device_memory": "Out of GPU memory", "host_memory": "Out of host memory", "disk": "The disk is full",
@@ -70,10 +70,12 @@ REMEDIES = {  # by the moment: what takes less there, beside the options of a ru
     "generation": "a lower gpu_memory_utilization, shorter or fewer completions, an engine that sleeps",
     "save": "sharded state, or gathering on the host; merging adapters on the processor",
     "resume": "sharded state, or reading onto the processor first (map_location='cpu')",
-    "data": "fewer processes (num_proc, dataloader_num_workers), a data set that is streamed",
+    "data": "fewer processes (num_proc, dataloader_num_workers), a data set that is streamed, "
+    "unpinned batches (dataloader_pin_memory=False)",
 }
 MORE = {
     "load": ". Is the model read onto the host first, or in fp32, by every process (device_map, dtype)?",
+    "save": ": is a whole state gathered, copied or converted on the GPU, and not on the host?",
     "host_memory": ": what loads data, in workers or as a data set held in memory, is not predicted.",
     "": ", and no option of the run explains it by not being active: does the process run what RUN says?",
 }
@@ -138,12 +140,9 @@ def _evidence(one: EvidenceAnswer, fits: bool) -> Section:
 def _tensor(one: EvidenceAnswer) -> Iterator[Note]:
     found = one.evidence
     if found.tried_bytes and found.failure in ("device_memory", "host_memory"):
-        amount = (
-            gib(found.tried_bytes) if found.tried_bytes >= 0.1 * GIB else f"{found.tried_bytes / MIB:.2f} MiB"
-        )
         by_line = f", for {found.tensor} by the line that was running" if found.tensor else ""
         of_size = f". Of that size: {'; '.join(one.tensors)}" if one.tensors else ""
-        yield Note(f"It asked for {amount}{by_line}{of_size}.")
+        yield Note(f"It asked for {amount(found.tried_bytes)}{by_line}{of_size}.")
     if found.code:
         yield Note(f"  {found.code}", tone="soft")
 
@@ -152,14 +151,12 @@ def _levels(one: EvidenceAnswer) -> Table | None:
     if not one.levels or one.observed_bytes is None:
         return None
     found = one.evidence
-    what = METRICS.get(
-        found.metric, "host memory" if found.failure in ("host_memory", "killed") else "tensors"
-    )
+    otherwise = "host memory" if found.failure in ("host_memory", "killed") else "tensors"
     rows = [_row(level) for level in one.levels[:5]]
     counted = "at the failure" + (", with what was asked for" if found.tried_bytes else "")
     counted = "counted" if found.peak_bytes else counted
     rows.insert(1, (Toned(counted, "strong"), "", Toned(f"{one.observed_bytes / GIB:.1f}", "strong"), ""))
-    columns = (what, "at rest\nGiB", "peak\nGiB", "")
+    columns = (METRICS.get(found.metric, otherwise), "at rest\nGiB", "peak\nGiB", "")
     return Table("Memory at that moment", columns, tuple(rows), ends_in_text=True, first_to_go=(1,))
 
 
@@ -197,7 +194,7 @@ def _causes(one: EvidenceAnswer, fits: bool) -> Iterator[str]:
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins them."
         )
     if one.cause == "not_weighed":
-        yield from _not_weighed(one, first)
+        yield from _not_weighed(one, first, fits)
     else:
         yield from _compared(one, first)
     remedy = REMEDIES.get("data" if found.stage == "data" else found.moment)
@@ -234,7 +231,7 @@ def _compared(one: EvidenceAnswer, first: Level) -> Iterator[str]:
     elif one.cause == "more_than_predicted":
         more = gib((one.observed_bytes or 0.0) - first.peak_bytes)
         kind = found.failure if found.failure == "host_memory" else ""
-        kind = "load" if kind and found.moment == "load" else kind
+        kind = found.moment if found.moment == ("load" if kind else "save") else kind
         yield f"That is {more} more than predicted{MORE[kind]}"
     elif one.cause == "less_than_predicted":
         if found.peak_bytes:
@@ -245,7 +242,7 @@ def _compared(one: EvidenceAnswer, first: Level) -> Iterator[str]:
             yield "By the prediction it ends before that moment: less runs than RUN says, or it was another."
 
 
-def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:
+def _not_weighed(one: EvidenceAnswer, level: Level, fits: bool) -> Iterator[str]:
     found = one.evidence
     if found.failure == "disk":
         yield f"The model's files and checkpoints are predicted to take {gib(level.peak_bytes)} of the disk."
@@ -261,7 +258,8 @@ def _not_weighed(one: EvidenceAnswer, level: Level) -> Iterator[str]:
             "a launcher that ends the other ranks, a crash or somebody's kill -9."
         )
     else:
-        yield f"The text has no figures to weigh; {gib(level.peak_bytes)} of tensors are predicted there."
+        said = f"The text has no figures to weigh; {gib(level.peak_bytes)} of tensors are predicted there"
+        yield f"{said}, which fit: does another process hold the GPU ('nvidia-smi')?" if fits else f"{said}."
 
 
 def _parts(one: EvidenceAnswer) -> Block | None:

@@ -62,13 +62,13 @@ def zipped(path: Path, data: bytes) -> None:
         archive.writestr("training_args/version", "3\n")
 
 
-def state(folder: Path, *, tokens: int = 0, runtime_s: float = 9.0, steps: int = 6) -> None:
+def state(folder: Path, *, tokens: int = 0, runtime_s: float = 9.0, steps: int = 6, **more: float) -> None:
     """Write trainer_state.json."""
     history: list[dict[str, Any]] = [
         {"step": n, "loss": 7.0 - n, **({"num_tokens": float(tokens * n)} if tokens else {})}
         for n in range(1, steps + 1)
     ]
-    history.append({"step": steps, "train_runtime": runtime_s, "train_loss": 3.0})
+    history.append({"step": steps, "train_runtime": runtime_s, "train_loss": 3.0, **more})
     whole = {"global_step": steps, "max_steps": steps, "log_history": history}
     (folder / "trainer_state.json").write_text(json.dumps(whole), "utf-8")
 

@@ -440,6 +440,8 @@ def test_megabytes_of_garbage(tmp_path: Path) -> None:
      ("train", "forward")),
     (["flax/clm.py main: state, m = p_train_step(state, b)"], ("train", "forward")),
     (["lightning/strategy.py batch_to_device: move(b)"], ("train", "data")),
+    (["own.py main: batch = {k: v.to(device) for k, v in batch.items()}"], ("train", "data")),
+    (["own.py main: y = net(inputs.to(device))", "own.py forward: self.fc(x)"], ("train", "forward")),
     (["trl/grpo.py _prepare_inputs: f()", "transformers/models/q/modeling_q.py forward: f()"],
      ("train", "forward")),
     (["prepare.py main: f()", "pandas/io/json/_json.py read: data.split()"], ("data", "")),
@@ -576,6 +578,8 @@ def test_a_job_that_its_shell_says_is_killed(line: str, moment: str) -> None:
     ("Received SIGTERM: instance is being preempted (spot)", "stopped"),
     ("[Rank 0] Timeout at NCCL work: 42, detected by watchdog at work: 42", "timeout"),
     ("of which 61.38 MiB is free. 731.22 MiB is reserved by PyTorch but unallocated.", "device_memory"),
+    ("RuntimeError: No executable batch size found, reached zero.", "device_memory"),
+    ("Memory access fault by GPU node-1 (Agent handle: 0x5) on address 0x7f. Reason: Unknown.", "other"),
 ])  # fmt: skip
 def test_the_words_of_schedulers_and_engines(line: str, failure: str) -> None:
     found = text_evidence(f"iter 120: loss 2.33, time 511.02ms\n{line}\n", "x")
@@ -643,11 +647,23 @@ def test_a_failure_that_a_loop_hides_is_not_said_to_be_loading() -> None:
 
 
 def test_a_log_in_sixteen_bits(tmp_path: Path) -> None:
-    """As PowerShell writes what it redirects."""
-    (tmp_path / "train.log").write_text(
-        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB.", "utf-16"
-    )
-    assert read_evidence(str(tmp_path / "train.log")).tried_bytes == 2 * GIB
+    """As PowerShell writes what it redirects, and as it is without its first two bytes."""
+    for encoding in ("utf-16", "utf-16-le"):
+        said = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
+        (tmp_path / "train.log").write_text(said, encoding)
+        assert read_evidence(str(tmp_path / "train.log")).tried_bytes == 2 * GIB
+
+
+def test_a_log_with_a_few_bytes_of_no_text(tmp_path: Path) -> None:
+    """PyTorch's signal handlers print the end of their C string; what truncates an open log leaves zeros."""
+    file = tmp_path / "train.log"
+    said = b"ERROR: Unexpected bus error encountered in worker.\n\0epoch 1\n"
+    file.write_bytes(bytes(5_000) + said + b"DataLoader worker (pid 7) is killed by signal: Bus error.\n")
+    found = read_evidence(str(file))
+    assert (found.failure, found.moment, found.stage) == ("shared_memory", "train", "data")
+    file.write_bytes(b"CUDA out of memory\n" + bytes(range(256)) * 40)
+    with pytest.raises(FileFormatError, match="is binary"):
+        read_evidence(str(file))
 
 
 @pytest.mark.parametrize(("text", "peak_bytes"), [

@@ -100,6 +100,26 @@ def test_the_median_passes_by_evaluations_and_without_a_clock_the_whole_counts(t
     assert only(folder).measured.step_time_s == pytest.approx(1.5)  # 9 s for 6 steps
 
 
+def test_a_resumed_training_counts_the_steps_that_its_runtime_is_of(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    state(tmp_path / "state", runtime_s=8.0, steps=20, train_steps_per_second=0.5)  # four of twenty
+    assert finished_in(str(tmp_path / "state"))[0].step_time_s == pytest.approx(2.0)
+    state(tmp_path / "state", runtime_s=4000.0, steps=20, train_steps_per_second=0.005)
+    assert finished_in(str(tmp_path / "state"))[0].step_time_s == pytest.approx(200.0)
+    seconds = [3, 6, 9, 12, 4, 7, 10]  # resumed after four steps
+    lines = [{"current_steps": n, "elapsed_time": f"0:00:{s:02}"} for n, s in enumerate(seconds, 1)]
+    (tmp_path / "log").mkdir()
+    torn = "\n".join([*map(json.dumps, lines), '{"current_steps": 8, "elap'])  # killed while it wrote
+    (tmp_path / "log" / "trainer_log.jsonl").write_text(torn, "utf-8")
+    assert finished_in(str(tmp_path / "log"))[0].step_time_s == pytest.approx(22 / 7)
+
+
+def test_of_two_trainings_in_a_folder_the_later_counts(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "out", 0.25)
+    events(folder / "runs" / "a", {n: 9000.0 + 2.0 * n for n in range(1, 6)})
+    assert only(folder).measured.step_time_s == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("logger", ["wandb", "mlflow", "tensorboard"])
 def test_a_logger_alone_tells_the_run_too(tmp_path: Path, logger: str) -> None:
     settings = {**ARGUMENTS, **TINY, "optim": "adamw_torch", "max_length": 64, "packing": False}
@@ -109,12 +129,11 @@ def test_a_logger_alone_tells_the_run_too(tmp_path: Path, logger: str) -> None:
         mlflow(tmp_path, WALL_S, settings)
     else:
         events(tmp_path, WALL_S, settings)
-    model = tmp_path / "config.json"
-    model.write_text(json.dumps(TINY), "utf-8")
     (found,) = finished_in(str(tmp_path))
     row = finished_row(found, (), "" if logger == "wandb" else GPU)
     assert row.reason == ""
     assert row.run is not None
+    assert row.run.config["hidden_size"] == 256  # of the configuration that was logged
     assert str(row.run.gpu).endswith(GPU)
     assert (row.run.seq_len, row.run.micro_batch_size) == (64, 2)
     assert row.measured.step_time_s == pytest.approx(1.5)
@@ -231,7 +250,7 @@ def test_a_function_in_the_state_is_never_called(tmp_path: Path, monkeypatch: py
 LOGS = {
     "trainer_state.json": b'{"log_history": ' + b"[" * 100_000,
     "trainer_state.json ": b'{"log_history": 3}',
-    "trainer_log.jsonl": b'{"current_steps": 1}\n' + b"[" * 5_000,
+    "trainer_log.jsonl": b'{"loss": 1}\n' + b"[" * 5_000,
     "logging.jsonl": bytes(range(256)) * 40_000,
     "run-a.wandb": os.urandom(1_000_000),
 }
