@@ -257,6 +257,7 @@ def _come_before_reporters(callback: TrainerCallback) -> None:
 
 
 def _how_it_ended(error: BaseException | None) -> tuple[str, str]:
+    """Return the outcome and the reason of a training that `error` ended."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return "interrupted", "the process ended before the training did"
     if reason := out_of_memory_reason(error, limited=False):

@@ -131,6 +131,7 @@ def axis_of(name: str, stated: Any, where: str, file: str, options: Collection[s
 
 
 def _run_of(cell: "Cell") -> Run | str:
+    """Return the run of a cell, or the sentence that says why there is none."""
     fields = _merged(cell.part.base, [value.fields for value in cell.values])
     largest = fields.get(SIZE) == LARGEST
     if largest:

@@ -333,6 +333,7 @@ def _of_memory(spec: GpuSpec, num_gb: int) -> GpuSpec:
 
 
 def _spellings(name: str) -> Iterator[str]:
+    """Yield `name`, then the names that it may stand for."""
     yield name
     name = re.sub(r"(?i)^(laptop|mobile)[\s_-]+(.+)", r"\2 laptop", name.strip())
     outer, _, inner = name.rstrip(" )").partition("(")  # "A100 (80GB)", "NVIDIA Blackwell GPU (GB200)"

@@ -257,6 +257,7 @@ def _offers(folder: str, refreshed: str, stamp: int, gpu: str) -> tuple[Offer, .
 
 
 def _read_refreshed(path: str, shipped: str) -> str:
+    """Return the refreshed table, empty where it is torn."""
     header, _, _ = shipped.partition("\n")
     try:
         text = read_text(path, MAX_REFRESHED_BYTES)

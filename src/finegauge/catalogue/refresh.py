@@ -185,6 +185,7 @@ def _download(address: str, until_s: float) -> bytes:
 
 
 def _table(text: str, needed: Iterable[str]) -> Iterator[Mapping[str, str | None]]:
+    """Return the rows of a table by column; {} for one that is broken."""
     head, *lines = text.splitlines() or [""]
     columns = _cells(head)
     if missing := set(needed) - set(columns):

@@ -46,6 +46,7 @@ def _seconds(context: click.Context, option: click.Parameter, value: str | None)
 
 
 def _dollars(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    """Return the dollars that an amount such as 200 or $200 means."""
     if value is None:
         return None
     try:

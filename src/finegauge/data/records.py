@@ -190,6 +190,7 @@ def _lines(stream: IO[bytes], parse: Callable[[bytes], Any]) -> Rows:
 
 
 def _too_long(stream: IO[bytes], line: bytes) -> Bad:
+    """Read the rest of a line that is too long, and say so."""
     while line and not line.endswith(b"\n"):
         line = stream.readline(MAX_RECORD_BYTES)
     return Bad(f"a line of more than {MAX_RECORD_BYTES >> 20} MiB")
@@ -397,6 +398,7 @@ def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
 
 
 def _numbered(batches: Iterator[Any], total_rows: int, num_bytes: int) -> Iterator[Chunk]:
+    """Yield the rows of batches as mappings; progress is told by rows."""
     seen = 0
     for batch in batches:
         if batch.num_rows:

@@ -234,6 +234,7 @@ class Rendering(NamedTuple):
         return self._written(text, spans)
 
     def _written(self, text: str, answers: Spans | None) -> Rendered:
+        """Return a text with its end; the end belongs to the answer that it follows."""
         if not text.strip() or not self.end_of_text or text.endswith(self.end_of_text):
             return Rendered(text, answers, is_template=False)
         ended = text + self.end_of_text

@@ -145,6 +145,7 @@ def _quantized(reading: Reading) -> str:
 
 
 def _precision(run: Run) -> dict[str, Any]:
+    """Return mixed precision, or one format for everything."""
     if run.autocast == "none" and (run.trains_adapters or run.weights_dtype != "fp32"):
         trained = run.adapter_dtype if run.weights_dtype not in trainer_keys.DTYPES else run.weights_dtype
         pure = {"bf16": "bfloat16", "fp16": "float16"}.get(trained)

@@ -434,6 +434,7 @@ def _named(node: ast.AST) -> dict[str, ast.expr]:
 
 
 def _process(call: ast.Call, values: Values) -> str:
+    """Return what a call of subprocess or os.system starts."""
     owner, name = callee(call.func)
     if name == "execute_train":  # of slime and its forks
         told = {one.arg: _text(one.value, values) for one in call.keywords}

@@ -322,6 +322,7 @@ def read(
 
 
 def _method_keys(format_: Format, method: str) -> Mapping[str, str]:
+    """Return the framework's keys for the field `method` of the command line."""
     if method not in format_.methods:
         FIELDS["method"]("method", method)
         raise FieldError(

@@ -220,6 +220,7 @@ def says_more(refusal: FileFormatError) -> bool:
 
 
 def _of_document(text: str, place: Place) -> Launch:
+    """Return the training of Python that a here-document holds."""
     try:
         script = scripts.load_python(text, place.name, files=place.beside)
     except FileFormatError as error:  # it may well prepare one

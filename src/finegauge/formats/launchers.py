@@ -189,6 +189,7 @@ def of_slurm(batch: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_node(batch: Mapping[str, Any]) -> int | None:
+    """Return how many GPUs of a node a script asks Slurm for."""
     gres = re.search(r":(\d{1,3})(?:\(|$)", str(batch.get("gres", "")))
     return whole_of(str(batch.get("gpus_per_node")).rpartition(":")[2]) or (int(gres[1]) if gres else None)
 

@@ -72,6 +72,7 @@ def _method(run: Run) -> dict[str, Any]:
 
 
 def _read_sharding(reading: Reading) -> None:
+    """Read who shards, the degrees, and what is offloaded."""
     kind = reading.text("dist_config.name")
     if kind == "deepspeed":
         trainer_keys.read_zero(reading, "dist_config.config_file", "dist_config.name")

@@ -205,6 +205,7 @@ def _strategy(call: ast.Call, values: Values) -> dict[str, str]:
 
 
 def _of_trainer(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Lightning's Trainer is given."""
     found = {_OF_LIGHTNING[key]: value for key, value in told.items() if key in _OF_LIGHTNING}
     found |= {} if "true" in str(told.get("precision")) else _precision(str(told.get("precision")))
     devices, nodes = told.get("devices"), told.get("num_nodes")

@@ -123,6 +123,7 @@ def configuration(cells: Mapping[str, str]) -> dict[str, str]:
 
 
 def _row(number: int, cells: Mapping[str, str], file: str, known_models: dict[str, str]) -> MeasuredRow:
+    """Return one row; `number` is its line in the file."""
     name = os.path.splitext(os.path.basename(file))[0]
     run, reason, settings = None, cells.get("", ""), Settings()
     if not reason:

@@ -388,6 +388,7 @@ def _read_packing(reading: Reading) -> None:
 
 
 def _stated(reading: Reading, name: str) -> Any:
+    """Return what an argument states; None where it says none."""
     value = reading.get(name)
     return None if str(value).lower() in ("none", "null", "") else value
 

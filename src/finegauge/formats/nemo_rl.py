@@ -73,6 +73,7 @@ def _read_phase(reading: Reading) -> None:
 
 
 def _read_own_gpus(reading: Reading, nodes: int, each: int) -> int:
+    """Read and return how many of the cluster's GPUs generate alone."""
     if reading.flag(f"{_COLOCATED}.enabled", default=True):
         return 0
     own_nodes, own_gpus = (f"{_COLOCATED}.resources.{name}" for name in ("num_nodes", "gpus_per_node"))
@@ -191,6 +192,7 @@ def _read_batch(reading: Reading) -> None:
 
 
 def _read_evaluation(reading: Reading, phase: str) -> None:
+    """Read the evaluations, each of so many batches; those that generate are said."""
     if _PHASES[phase] == "grpo":
         reading.not_modelled("grpo.val_period")
     elif reading.whole(f"{phase}.val_period", 0, 10**9, 0) and reading.stated(f"{phase}.val_batches"):

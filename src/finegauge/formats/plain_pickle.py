@@ -282,6 +282,7 @@ class _Replay:
         return at
 
     def _parts(self) -> dict[str, float]:
+        """Return what lay there, by what it is."""
         held = self._older()
         for place, action, address, size, frames in self._moves():
             if place > self._at:

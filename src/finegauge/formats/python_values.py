@@ -286,6 +286,7 @@ class Values:
         return handed
 
     def _define(self, node: ast.AST) -> None:
+        """Note what a statement calls by a name."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._bind(target, node.value, inside=node.col_offset > 0)
@@ -488,6 +489,7 @@ class Values:
         return OPAQUE if any(part is OPAQUE for part in parts) else "".join(map(str, parts))[:MAX_TEXT]
 
     def _call(self, node: ast.Call) -> Any:
+        """Return what a call of one of a few plain functions returns."""
         owner, name = callee(node.func)
         name = str(self._options.get("cls", name)) if (owner, name) == ("", "cls") else name
         if name in _BF16_ASKED or (name == "is_available" and owner in _DEVICES):

@@ -158,6 +158,7 @@ def framework_of(path: str | os.PathLike[str]) -> tuple[Format, Mapping[str, Any
 
 
 def _format(reader: str) -> Format:
+    """Return the format of "module" or "module:CONSTANT"."""
     module, _, constant = reader.partition(":")
     format_: Format = getattr(import_module(f"finegauge.formats.{module}"), constant or "FORMAT")
     return format_
@@ -276,6 +277,7 @@ def _is_build(name: str) -> bool:
 
 
 def _of_python(text: str, file: str, name: str) -> _Loaded:
+    """Return the training of a script, or of the commands that it starts."""
     from finegauge.formats import launch
     from finegauge.formats.containers import tasks_of_python
     from finegauge.formats.launchers import Place, of_dotenv

@@ -120,6 +120,7 @@ def _of_group(
 
 
 def _several(what: str, found: Collection[str], name: str) -> tuple[str, ...]:
+    """Return the warning of a text that holds several, of which one is read."""
     others = ", ".join(one for one in found if one != name)
     said = f"It holds {len(found)} {what}, of which {name} is read, not {others[:200]}."
     return (said,) if others else ()
@@ -185,6 +186,7 @@ class _Lines(NamedTuple):
         return {"recipe_model": sizes[0], **stated} if sizes else stated
 
     def _of_call(self, call: ast.Call, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what one call states, over what stood before it."""
         from finegauge.formats.megatron_lm import BASES, recipe_of
 
         (owner, name), words = callee(call.func), self.values.named(call)

@@ -111,6 +111,7 @@ class _Words(NamedTuple):
         self._read_load(reading)
 
     def _read_load(self, reading: Reading) -> None:
+        """Read how long requests may be, and assume how many there are."""
         longest = _number(reading, self.room) if reading.stated(self.room) else -1
         reading.set("seq_len", min(TOKENS, longest) if longest > 1 else TOKENS, self.room)
         if self.starts_with_room:
@@ -130,6 +131,7 @@ class _Words(NamedTuple):
             )
 
     def _read_degrees(self, reading: Reading) -> None:
+        """Read how a replica is divided, and how many there are."""
         names = [words.split() for words in (self.tensor, self.pipeline, self.data)]
         tensor, pipeline, copies = (_number(reading, *known) if known else 1 for known in names)
         inside = reading.flag("enable_dp_attention")  # SGLang's copies are among its tensor ranks

@@ -135,6 +135,7 @@ class Shell:
         self._document, self._documents, self._arrays_read = "", 0, 0
 
     def _include(self, text: str) -> None:
+        """Put a text where the script is read."""
         lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
         functions, lines = _functions(lines)
         self._functions |= functions
@@ -205,6 +206,7 @@ class Shell:
         return True
 
     def _called(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
+        """Yield the commands of a function that is called with arguments."""
         self._calls[0] += 1
         if self._calls[0] > _MAX_CALLS:
             raise FileFormatError(f"{self.name} calls functions more than {_MAX_CALLS} times.")
@@ -256,6 +258,7 @@ class Shell:
         return [] if skipped else words
 
     def _part(self, word: str) -> None:
+        """Open, part or close a block."""
         block = self._blocks[-1] if self._blocks else None
         if word in _CLOSES:
             turn = (self._begin, len(self._arrays["@"])) if word == "while" else (0, 0)
@@ -532,6 +535,7 @@ class Shell:
         return self._value(name[0])
 
     def _balanced(self, opening: str, closing: str) -> str:
+        """Return what stands between brackets."""
         self._at += len(opening)
         start, depth = self._at, 1
         for found in _BRACKETS.finditer(self._text, start, start + _MAX_VALUE):

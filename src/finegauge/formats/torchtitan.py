@@ -150,6 +150,7 @@ def _read_validation(reading: Reading) -> None:
 
 
 def _read_compile(reading: Reading) -> None:
+    """Read whether the model is compiled, not its loss alone."""
     parts = names("compile.components", reading.get("compile.components") or ("model",))
     reading.set("compile", any(map(reading.flag, _COMPILE)) and "model" in parts, *_COMPILE)
 

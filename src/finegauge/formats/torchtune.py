@@ -178,6 +178,7 @@ def _read_adapters(reading: Reading) -> None:
 
 
 def _model(run: Run) -> dict[str, Any]:
+    """Return the builder and its adapters."""
     module, size = _builder(run)
     if run.method == "full":
         return {_COMPONENT: f"torchtune.models.{module}.{module}_{size}"}
@@ -299,6 +300,7 @@ def _checkpointing(run: Run) -> dict[str, Any]:
 
 
 def _read_compile(reading: Reading) -> None:
+    """Read whether the model is compiled: a flag, or one for each part."""
     parts = reading.get("compile")
     compiles = parts.get("model", False) if isinstance(parts, dict) else reading.flag("compile")
     reading.set("compile", compiles, "compile")

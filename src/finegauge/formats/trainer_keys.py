@@ -318,6 +318,7 @@ def _read_evaluation(reading: Reading) -> None:
 
 
 def _evaluation(run: Run) -> dict[str, Any]:
+    """Return how often a run evaluates, where it does."""
     kind = "epoch" if run.eval_steps is None else "steps"
     return {"eval_strategy": kind, "eval_steps": run.eval_steps} if run.eval_samples else {}
 

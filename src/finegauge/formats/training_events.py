@@ -230,6 +230,7 @@ def read_records(path: str) -> Logged:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
+    """Yield the records of the log; a torn one ends it."""
     at, pieces = _HEAD, list[bytes]()
     while at + _PIECE <= len(data):
         left = _BLOCK - at % _BLOCK
@@ -249,6 +250,7 @@ def _records(data: bytes) -> Iterator[bytes]:
 
 
 def _items(message: bytes, number: int) -> dict[str, Any]:
+    """Return key and value of each item, which are the fields `number` of a message."""
     found: dict[str, Any] = {}
     for field, item in fields(message):
         if field != number or not isinstance(item, bytes):

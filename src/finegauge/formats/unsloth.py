@@ -59,6 +59,7 @@ def _read_packing(reading: Reading) -> None:
 
 
 def _read_method(reading: Reading) -> None:
+    """Read whether adapters train, which, and every number format."""
     kind = reading.text(_KIND, "lora")
     if kind not in ("lora", "qlora", "full"):
         raise FieldError(f"training_type={shown(kind)} is not supported; use lora or full.")
@@ -130,6 +131,7 @@ def _hold_a_group(reading: Reading) -> None:
 
 
 def _data(run: Run) -> dict[str, Any]:
+    """Return the data set: of a hub by its name, or a file."""
     named = dataset_name(run)
     is_file = named is not None and file_kind(named) is not None
     return {"data.local_dataset": [named]} if is_file else {"data.dataset": named}

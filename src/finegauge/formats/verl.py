@@ -169,6 +169,7 @@ def _read_checkpointing(reading: Reading, stem: str, *, megatron: bool) -> None:
 
 
 def _read_lengths(reading: Reading) -> None:
+    """Read lengths and batches: of prompts and their answers, or of samples."""
     ranks = reading.data_ranks(reading.launched_gpus) or 1
     if reading.fields["phase"] == "sft":
         reading.take("seq_len", "data.max_length", 1024)
@@ -316,6 +317,7 @@ def _of_slime(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_slime(reading: Reading) -> None:
+    """Read what is learnt, lengths and batches."""
     if reading.text("train_backend", "megatron") != "megatron":
         raise FieldError("slime's train_backend=fsdp is not read; state the run in FineGauge's own fields.")
     tunes = reading.text("loss_type") == "sft_loss"
@@ -342,6 +344,7 @@ def _read_slime(reading: Reading) -> None:
 
 
 def _read_answers(reading: Reading, phase: str) -> None:
+    """Read what SGLang's engines write, and where."""
     prompt, answer, both = (f"rollout_max_{name}_len" for name in ("prompt", "response", "context"))
     if not reading.stated(prompt):
         reading.warn(f"{prompt} is unstated: prompts are taken as 512 tokens long; seq_len=… says another.")

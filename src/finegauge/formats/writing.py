@@ -100,6 +100,7 @@ def _same(field: str, asked: Run, written: Run) -> bool:
 
 
 def _without_effect(run: Run) -> Iterator[str]:
+    """Return the fields that change nothing in `run`."""
     for fields, idle in (
         (LORA_FIELDS, not run.trains_adapters),
         (unused_by(run.adapter), run.trains_adapters),
@@ -282,6 +283,7 @@ def own_framework(run: Run) -> str:
 
 
 def _framework_of(run: Run) -> str:
+    """Return the framework that a SkyPilot task starts."""
     return own_framework(run) or "trl"
 
 

@@ -257,6 +257,7 @@ def _save(phase: Phase, folder: Path, rank: int) -> None:
 
 
 def _fsdp_states(phase: Phase) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield names and makers of the states that accelerate saves."""
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
     run, module = phase.subject.run, phase.subject.strategy.module  # type: ignore[attr-defined]

@@ -226,6 +226,7 @@ def _suits(name: str, found: Evidence) -> bool:
 
 
 def _sizes(run: Run) -> Iterator[tuple[str, float]]:
+    """Yield the large tensors of one rank, with their bytes."""
     share = share_of(run)
     model, weights = share.graph.model, share.graph.weights
     seen = rank_extents(run, longest_extents(shape(run)))

@@ -93,6 +93,7 @@ def _phase_formulas(run: Run) -> dict[str, str]:
 
 
 def _rank_formulas(run: Run, calibration: Calibration) -> dict[str, str]:
+    """Return the lines of what several ranks hold and exchange."""
     if not share_of(run).communicates:
         return {}
     share, degree = share_of(run), shard_degree(run)

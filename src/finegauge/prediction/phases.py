@@ -129,6 +129,7 @@ def _updates(asked: Question, one: StepTime) -> StepTime:
 
 
 def _serving(asked: Question) -> Answer:
+    """Return the answers to a batch of prompts, all in step."""
     run = asked.run
     check_engine(run)
     static = Breakdown(_static(asked, training=False)) + Breakdown(_gathered_to_generate(asked))

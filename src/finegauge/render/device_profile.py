@@ -160,6 +160,7 @@ def profile_panels(profile: DeviceProfile) -> list[Panel]:
 
 
 def _largest(readings: Iterable[Reading], size: str) -> list[Reading]:
+    """Return those of the shape that is largest but for `size`."""
     shapes: dict[tuple[tuple[str, float], ...], list[Reading]] = {}
     for one in readings:
         others = {name: value for name, value in one.sizes.items() if name != size}

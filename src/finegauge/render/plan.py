@@ -273,6 +273,7 @@ def _front_text(answer: PlanAnswer) -> str:
 
 
 def _front_table(answer: PlanAnswer, medium: str) -> Table:
+    """Return the Pareto front; the plan to take is marked."""
     rows: list[tuple[Text, ...]] = []
     for one, (machine, batch, recipe), taken in _named_front(answer):
         takes = one.outcome

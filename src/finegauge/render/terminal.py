@@ -199,6 +199,7 @@ def has_colour() -> bool:
 
 
 def _paint(text: str, *colours: str) -> str:
+    """Return `text` in `colours`, or as it is where the terminal shows none."""
     if not text or not any(colours) or not has_colour():
         return text
     return f"\x1b[{';'.join(_COLOURS[colour] for colour in colours if colour)}m{text}\x1b[0m"

@@ -228,6 +228,7 @@ def plain(value: Any) -> Any:
 
 
 def _restored(value: Any) -> Any:
+    """Return `value` with the numbers that JSON has not."""
     if isinstance(value, dict):
         if value.keys() == {NOT_FINITE} and isinstance(value[NOT_FINITE], str):
             return float(value[NOT_FINITE])

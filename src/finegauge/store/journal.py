@@ -312,6 +312,7 @@ def _head(text: bytes, record_at: int) -> dict[str, Any]:
 def _is_cell(
     cell: Any, labels: Any = None, estimator: Any = None, repetition: Any = None, **_options: Any
 ) -> bool:
+    """Return whether something is asked as campaigns ask."""
     return (
         (type(cell), type(labels), type(estimator), type(repetition)) == (str, dict, str, int)
         and {str}.issuperset(map(type, labels.values()))

@@ -261,6 +261,7 @@ def texts_of(table: "pa.Table") -> Iterator[str]:
 
 
 def _texts(name: str, column: Any) -> list[str]:
+    """Return the values of a column as JSON, each behind its `name`."""
     kind = str(column.type)
     if kind not in KNOWN_TO_JSON:
         shown = [(repr(value), value) for value in _values(column)]

@@ -275,6 +275,7 @@ def _attention(f: Figures, row: Family, of: Heads, slides: bool, mark: Any) -> M
 
 
 def _feed(f: Figures, row: Family, routed: bool) -> Mixer:
+    """Return the experts or the feed-forward of one kind of layer."""
     if routed and row["experts"] is not None:
         made = row["experts"]
         return experts(f, **made) if isinstance(made, Mapping) else made(f)

@@ -259,6 +259,7 @@ def _heads(f: Figures, key: str) -> tuple[int, int]:
 
 
 def _bart(f: Figures, *, bias_of_keys: bool = True, sums: bool = True) -> tuple[Layer, Layer]:
+    """Return a layer of the encoder, and one of the decoder."""
     hidden, act = f.size("d_model"), f.text("activation_function")
     biases = (True, bias_of_keys, True, True)
     found: list[Layer] = []
