@@ -67,8 +67,9 @@ _BUILT_IN = {  # (sharding, cpu_offload) of the names that `deepspeed` may have 
     **{"zero2_offload": ("zero2", "optimizer"), "zero3_offload": ("zero3", "all")},
 }
 _OF_DEEPSPEED = {
-    "tensor_parallel": "deepspeed_autotp_size", "zero_hpz_partition_size": "zero_hpz_partition_size"
-}  # fmt: skip
+    "tensor_parallel": "deepspeed_autotp_size",
+    "zero_hpz_partition_size": "zero_hpz_partition_size",
+}
 _OF_FSDP2 = {
     "loading": "rank0",
     "save_state": "sharded",

@@ -1,12 +1,11 @@
 """How answers are generated for reinforcement learning, by the keys of TRL's trainers and of who drives them.
 
 What no key says but TRL does (read from 1.16): answers of 512 tokens (256 before 1.10), eight to a prompt
-(RLOO: two), by
-transformers; with `use_vllm` by vLLM, on the same GPUs from 1.0 on (`vllm_mode: colocate`; before, on
-others), of whose memory it takes 0.3, as many answers at once as its ranks ask for, prompts in chunks of
-4,096 tokens, sleeping at level 2 where `vllm_enable_sleep_mode` says so; the policy's own likelihoods are
-then taken in a pass of their own, to correct for the difference of both. PPO: answers of 53 tokens, 64 at a
-time; four passes over them; the value model begins as the reward model, of
+(RLOO: two), by transformers; with `use_vllm` by vLLM, on the same GPUs from 1.0 on (`vllm_mode: colocate`;
+before, on others), of whose memory it takes 0.3, as many answers at once as its ranks ask for, prompts in
+chunks of 4,096 tokens, sleeping at level 2 where `vllm_enable_sleep_mode` says so; the policy's own
+likelihoods are then taken in a pass of their own, to correct for the difference of both. PPO: answers of 53
+tokens, 64 at a time; four passes over them; the value model begins as the reward model, of
 `reward_model_path`, and the policy as `sft_model_path` (examples/scripts/ppo/ppo.py).
 ms-swift: 0.9, levels 0 to 2, and `offload_model` and `offload_optimizer` while it generates.
 """
