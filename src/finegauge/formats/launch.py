@@ -38,6 +38,7 @@ from finegauge.formats.launchers import (
     options_of,
     until_pipe,
 )
+from finegauge.formats.notebooks import cells
 from finegauge.formats.programs import LLAMA_FACTORY, MODULES, SCRIPTS, TOOLS, Program
 from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
 from finegauge.formats.shell import Command, Shell
@@ -114,7 +115,7 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
 
     Raises: FileFormatError where there is none.
     """
-    python, shell, files = scripts.cells(text, name)
+    python, shell, files = cells(text, name)
     named = re.findall(r'"(?:gpuType|accelerator)":\s*"([\w-]{2,40})"', text)[:4]  # Colab's and Kaggle's
     card = next(filter(None, map(known_card, named)), {})
     try:
@@ -363,6 +364,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
                if word[:1] == "$" and (before[:1] != "-" or "=" in before)] + arrays  # fmt: skip
     if "config_name" in options and {"output_dir", "tokenizer_name"} & {*options}:  # no file of Hydra's
         options.setdefault("model_name_or_path", options.pop("config_name"))
+    options |= {"argv": loose} if settles == "argv" else {}
     keys, file = ({}, "") if settles else _config(options, loose, command, place, warnings)
     takes = (keys, {"accelerate_config"}), (options, () if serves else OF_LAUNCHERS)  # of TRL's files, too
     own = {key: held.pop(key) for held, names in takes for key in names if key in held}
@@ -411,13 +413,14 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
 
 
 def _own_settings(script: tuple[str, str] | None) -> str:
-    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse" or ""."""
+    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse", "argv" or ""."""
     text = script[0] if script else ""
     if re.search(r"^\s*@hydra\.main\(", text, re.MULTILINE):
         return "hydra"
     opens = re.search(r"safe_load|(yaml|json|OmegaConf|tomli?|tomllib)\.load", text)
     declares = re.search(r"""add_argument\(\s*(["']-\w["'],\s*)?["']--config([_-](file|path))?["']""", text)
-    return "argparse" if opens and declares else ""
+    words = opens and re.search(r"\bargv\[", text) and "HfArgumentParser(" not in text
+    return "argparse" if opens and declares else "argv" if words else ""
 
 
 def _of_its_own(

@@ -80,6 +80,7 @@ _BINARY: Mapping[type, Any] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Pow: lambda left, right: left**right if abs(left) < 1e4 and abs(right) < 64 else None,
 }
 
 # How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
@@ -132,8 +133,8 @@ class Place:
         return None if path is None else (read_text(path), path)
 
     def beside(self, named: Any) -> str | None:
-        """Return the text of a file of keys that a script names by a path from its folder, if it is there."""
-        is_near = isinstance(named, str) and named.endswith(CONFIGS) and not os.path.isabs(named)
+        """Return the text of keys, or of a module, that a script names by a path from its folder, if it is there."""
+        is_near = isinstance(named, str) and named.endswith((*CONFIGS, ".py")) and not os.path.isabs(named)
         found = self.text(named) if is_near else None
         return found and found[0]
 

@@ -58,9 +58,9 @@ def imports(nodes: Sequence[ast.AST]) -> dict[str, str]:
     return found
 
 
-def name_linears(tree: ast.Module, text: str) -> None:
+def name_linears(tree: ast.Module) -> None:
     """Have calls of a script's own functions that list a model's linear layers say "all-linear"."""
-    nodes = list(ast.walk(tree)) if "named_modules" in text else []
+    nodes = list(ast.walk(tree))
     functions = [(one.name, ast.unparse(one)) for one in nodes if isinstance(one, ast.FunctionDef)]
     short = [(name, text) for name, text in functions if "Linear" in text and len(text) < _MAX_FINDER]
     finders, word = {name for name, text in short if _FINDS_LAYERS.search(text)}, ast.Constant("all-linear")
@@ -170,10 +170,10 @@ def _turns(nodes: Sequence[ast.AST], values: Values) -> Iterator[tuple[str, Any]
         if isinstance(node, ast.For) and isinstance(node.iter, ast.Call):
             ranged = next((one for one in ast.walk(node.iter) if isinstance(one, ast.Call) and callee(
                 one.func)[1] in ("range", "trange") and one.args), None)  # fmt: skip
-            kind = re.search(r"epoch|step|iter", last_name(node.target).lower())
+            kind = re.search(r"ep(?:och|$)|step|iter", last_name(node.target).lower())
             count = values.of(ranged.args[-1 if len(ranged.args) < 3 else 1]) if ranged else None
             if kind and isinstance(count, int) and count > 0:
-                yield "num_train_epochs" if kind[0] == "epoch" else "max_steps", count
+                yield "num_train_epochs" if kind[0][:2] == "ep" else "max_steps", count
 
 
 def _every(node: ast.If, values: Values) -> int | None:

@@ -9,13 +9,17 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
+from functools import reduce
+from math import ceil, floor
 from operator import ge, gt, le, lt
 from typing import Any
 
-from finegauge.documents import parse_yaml
+from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError
+from finegauge.formats.launcher_files import merged
 from finegauge.formats.launchers import joined
-from finegauge.formats.sheet import MAX_TEXT, scalar
+from finegauge.formats.script_changes import Change, changed, changes_of
+from finegauge.formats.sheet import MAX_TEXT, laid_over, scalar
 
 OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -28,13 +32,19 @@ _BF16_ASKED: Mapping[str, Any] = {
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
 _BUILT_IN = (int, float, str, bool, len, list)
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {k.__name__: k for k in _BUILT_IN} | {"Path": str}
-_WORDS = ("get", "split", "strip", "as_posix")
-_TEXTS = (*(("yaml", way) for way in ("safe_load", "full_load", "load")), ("json", "load"), ("json", "loads"))
+_WORDS = ("get", "split", "strip", "as_posix", "lower", "upper")
+_TEXTS = (
+    *(("yaml", way) for way in ("safe_load", "full_load", "load")),
+    *((kind, way) for kind in ("json", "toml", "tomli", "tomllib") for way in ("load", "loads")),
+)
 _OPENED = ("open", "read_text", "read", "load")  # of a file beside the script; load is OmegaConf's
 _HOLDERS = (
     *("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "edict", "ParallelismConfig", "Namespace", "Box"),
     *("DotDict", "AttrDict", "Munch", "ConfigDict", "Config"),
 )
+_SAME = ("asdict", "vars", "to_container", "create", "merge", "structured", "from_cli")  # mappings as they are
+_PATHS = ("abspath", "realpath", "expanduser", "resolve", "absolute")
+_NUMBERS: Mapping[str, Callable[..., Any]] = {"max": max, "min": min, "ceil": ceil, "floor": floor, "round": round}
 _DEFAULTS = ("field", "Field", "Option", "Argument")
 _DECLARED = ("add_argument", "option", "Option")
 Files = Callable[[Any], str | None]  # returns the text of a file beside a script
@@ -70,7 +80,10 @@ def _held(text: Any) -> Any:
     try:
         found = parse_yaml(text, "a text") if isinstance(text, str) else OPAQUE
     except FileFormatError:
-        return OPAQUE
+        try:
+            found = parse_toml(text, "a text")
+        except FileFormatError:
+            return OPAQUE
     return found if isinstance(found, dict) else OPAQUE
 
 
@@ -98,12 +111,12 @@ class Values:
         self._environment, self._files = environment, files
         self.parsed: dict[str, Any] = {}  # what a parser of dataclasses takes, by its defaults and `options`
         self.parsed_classes: set[str] = set()
-        self.declared: set[str] = set()  # options of argparse, click and tyro
+        self.declared = {"argv"}  # options of argparse, click and tyro; words that are none
         self.asks_for_bf16 = False
         self.classes = dict[str, dict[str, Any]]()  # constants of the text's own classes
         self.classes |= {node.name: {} for node in nodes if isinstance(node, ast.ClassDef)}
         self._options = {name: scalar(value) for name, value in options.items()}
-        self._assigned: dict[str, list[Any]] = {}
+        self._assigned: dict[str, list[Any]] = {"__name__": ["__main__"], "__file__": ["./script.py"]}
         self._namespace: dict[str, Any] = {}  # of argparse and click
         self._functions = {n.name: n for n in nodes if isinstance(n, ast.FunctionDef)}
         self._inside: set[str] = set()  # names that not the text's own lines alone assign
@@ -112,15 +125,20 @@ class Values:
         ]
         self._depth = 0
         self._resolved: dict[str, Any] = {}  # names that were asked for before
+        self._changes = dict[str, list[Change]]()
+        self._handed = dict[tuple[tuple[int, int], str], ast.expr]()
         for node in nodes:
             self._define(node)
+        for function in self._functions.values():  # of click: its options are what it takes
+            options = [call for made in function.decorator_list for call in ast.walk(made)]
+            if any(isinstance(one, ast.Call) and last_name(one.func) == "option" for one in options):
+                taken = {one.arg for one in function.args.args} & {*self._namespace} - {*self._assigned}
+                self._assigned |= {name: [self._namespace[name]] for name in taken}
         self._handed = self._hand_over(nodes)
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 self._read_class(node)
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-                self._amend(node.targets[0], node.value)
+        self._changes = changes_of(nodes, lambda test: self.of(test) is True)
         if any(isinstance(node, ast.Call) and callee(node.func)[1] == "Fire" for node in nodes):
             self.declared |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         for name in [name for name in self._options if name.startswith("no_")]:
@@ -171,29 +189,9 @@ class Values:
             found |= {name: value} if name else {key: self.of(one) for key, one in unpacked.items()}
         return found
 
-    def drop_dead_branches(self, nodes: list[ast.AST]) -> bool:
-        """Empty the branches whose conditions the text decides the other way; return whether there were any.
-
-        What a function takes unasked decides nothing: its callers may say otherwise.
-        """
-        defaults = {
-            one.arg
-            for node in nodes
-            if isinstance(node, ast.arguments)
-            for one in [*node.posonlyargs, *node.args, *node.kwonlyargs]
-        } - self._handed
-        dropped = False
-        for node in nodes:
-            if isinstance(node, ast.If) and not any(
-                isinstance(part, ast.Name) and part.id in defaults and self.of(part) is not OPAQUE
-                for part in ast.walk(node.test)
-            ):
-                test = self.of(node.test)
-                if test is not OPAQUE:
-                    dead = node.orelse if test else node.body
-                    dropped |= bool(dead)
-                    dead[:] = [] if test else [ast.Pass()]
-        return dropped
+    def is_handed(self, name: ast.Name) -> bool:
+        """Return whether a name is an argument of a function that the text calls once, and so is known."""
+        return any((body, name.id) in self._handed for body in self._bodies_of(name.lineno))
 
     def of(self, node: Any) -> Any:
         """Return what an expression comes to, `OPAQUE` where only running it would tell."""
@@ -246,50 +244,69 @@ class Values:
                 held.update(laid)
                 self._resolved = {}
 
-    def _hand_over(self, nodes: list[ast.AST]) -> set[str]:
-        """Give the arguments of functions that the text calls once what that call hands them.
-
-        Return their names: of those that no other function has, and that nothing else assigns.
-        """
-        made = [(one, node.name) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body]
-        classes = {id(one): name for one, name in made if getattr(one, "name", "") == "__init__"}
+    def _hand_over(self, nodes: list[ast.AST]) -> dict[tuple[tuple[int, int], str], ast.expr]:
+        """Return what arguments of functions are that the text calls once, {(lines, name): value}."""
+        methods = {id(one): node.name for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-        names_of = [classes.get(id(one), one.name) for one in functions]  # as they are called
+        names_of = [methods[id(one)] if one.name == "__init__" and id(one) in methods else one.name
+                    for one in functions]  # fmt: skip
+        calls = [call for node in nodes if isinstance(node, ast.Call) for call in self._calls_of(node)]
         called: dict[str, list[ast.Call]] = {}
-        for node in nodes:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                called.setdefault(node.func.id, []).append(node)
-                if ray := [one.value for one in node.keywords if one.arg == "train_loop_config"]:
-                    loop = [one.value for one in node.keywords if one.arg == "train_loop_per_worker"]
-                    started = ast.Call((loop or node.args or [node])[0], ray, [])
-                    called.setdefault(last_name(started.func), []).append(started)
-        takes = [[*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs] for one in functions]
-        holders = Counter(argument.arg for taken in takes for argument in taken)
-        handed = set[str]()
-        for function, called_as, taken in zip(functions, names_of, takes, strict=True):
-            calls = called.get(called_as, ())
-            names = [argument.arg for argument in taken][id(function) in classes :]
-            if len(calls) != 1 or names_of.count(called_as) != 1 or "self" in names:
+        for call in calls:
+            called.setdefault(last_name(call.func), []).append(call)
+        named = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+        found = dict[tuple[tuple[int, int], str], ast.expr]()
+        for function, name in zip(functions, names_of, strict=True):
+            made, taken = called.get(name, ()), function.args
+            if len(made) != 1 or names_of.count(name) != 1 or named[name] > 1 or made[0] in ast.walk(function):
                 continue
-            told = dict(zip(names, calls[0].args, strict=False))
-            told |= {one.arg: one.value for one in calls[0].keywords if one.arg in names}
-            defaults = {*map(id, function.args.defaults), *map(id, function.args.kw_defaults)}
-            for name, value in told.items():
-                alone = all(id(one) in defaults for one in self._assigned.get(name, ()))
-                computed = isinstance(value, ast.Call) and callee(value.func)[1] not in self.classes
-                computed &= not isinstance(value, ast.Call) or callee(value.func) not in _FILLED
-                same = computed or (isinstance(value, ast.Name) and value.id == name)
-                if holders[name] == 1 and alone and not same:
-                    self._assigned[name] = [value]
-                    self._inside.add(name)
-                    handed.add(name)
-        return handed
+            body = (function.body[0].lineno, function.end_lineno or 0)
+            names = [one.arg for one in (*taken.posonlyargs, *taken.args)]
+            usual = dict(zip(names[len(names) - len(taken.defaults) :], taken.defaults, strict=True))
+            usual |= {one.arg: value for one, value in zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
+                      if value}  # fmt: skip
+            within = id(function) in methods and names[:1] in (["self"], ["cls"])
+            spread = any(isinstance(one, ast.Starred) for one in made[0].args)
+            told = usual | dict(zip(names[within:], [] if spread else made[0].args, strict=False))
+            told |= {one.arg: one.value for one in made[0].keywords if one.arg}
+            rest = {name: told.pop(name) for name in [*told] if name not in names and name not in {
+                one.arg for one in taken.kwonlyargs}}  # fmt: skip
+            if taken.kwarg:
+                told[taken.kwarg.arg] = ast.Dict([ast.Constant(one) for one in rest], [*rest.values()])
+            own = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+            unpacks = spread or any(one.arg is None for one in made[0].keywords)
+            found |= {(body, one): value for one, value in told.items()
+                      if one not in own and not (unpacks and value is usual.get(one))}  # fmt: skip
+        return found
+
+    def _calls_of(self, node: ast.Call) -> Iterator[ast.Call]:
+        """Yield the calls of the text's own functions that a call is, or hands on: partial(f, size=2)."""
+        owner = getattr(node.func, "value", None)
+        made = self.assigned(last_name(owner)) if isinstance(owner, ast.Name) else owner
+        own = last_name(owner) in ("self", "cls", *self.classes) or (
+            isinstance(made, ast.Call) and last_name(made.func) in self.classes
+        )
+        if owner is None or own:
+            yield node
+        told = {one.arg: one.value for one in node.keywords}
+        if last_name(node.func) == "partial" and node.args:
+            yield ast.Call(node.args[0], node.args[1:], node.keywords)
+        elif isinstance(given := told.get("fn_kwargs"), ast.Dict) and node.args:
+            keys = [ast.keyword(str(getattr(key, "value", "")), value) for key, value in zip(
+                given.keys, given.values, strict=True)]  # fmt: skip
+            yield ast.Call(node.args[0], [ast.Name("", ast.Load())], keys)
+        elif "train_loop_config" in told:  # Ray's
+            loop = told.get("train_loop_per_worker") or (node.args or [node])[0]
+            yield ast.Call(loop, [told["train_loop_config"]], [])
 
     def _define(self, node: ast.AST) -> None:
         """Note what a statement calls by a name."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._bind(target, node.value, inside=node.col_offset > 0)
+                if isinstance(target, ast.Subscript) and last_name(target.value) == "environ":
+                    told = {str(self.of(target.slice)): self.of(node.value)}
+                    self._environment = {**{k: str(v) for k, v in told.items() if v is not OPAQUE}, **self._environment}
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             self._bind(node.target, node.value)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -314,6 +331,10 @@ class Values:
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, its in zip(target.elts, value.elts, strict=False):
                 self._bind(one, its, inside=inside)
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call | ast.IfExp):
+            for at, one in enumerate(target.elts):
+                part = ast.Subscript(value, ast.Constant(at), ast.Load(), lineno=value.lineno)
+                self._bind(one, part, inside=inside)
 
     def _declare(self, call: ast.Call) -> None:
         """Note an option that the script takes, and its default."""
@@ -345,12 +366,14 @@ class Values:
                     if of_self or isinstance(one, ast.Name):
                         fields.setdefault(last_name(one), value)
 
-    def _amend(self, target: ast.Attribute, value: ast.expr) -> None:
-        """Note what is set on an object of one of the text's own classes: args.model_name = "..."."""
-        made = self.assigned(last_name(target.value))
-        name = callee(made.func)[1] if isinstance(made, ast.Call) else ""
-        if name in self.classes and isinstance(value, ast.Constant):
-            self.classes[name][target.attr] = value
+    def _changed(self, name: str, held: Any) -> Any:
+        """Return what a name holds with what the text sets within it."""
+        if not isinstance(held, dict) or name not in self._changes:
+            return held
+        seen = copy(self)
+        seen._changes = {one: given for one, given in self._changes.items() if one != name}
+        seen._resolved = {}
+        return changed(held, self._changes[name], seen.of, OPAQUE)
 
     def _parse(self, target: ast.expr, parser: ast.expr) -> None:
         """Note the names that hold what a parser returned."""
@@ -380,8 +403,20 @@ class Values:
                 self._assigned[one_target.id] = [{**held, **self._options}]
 
     def _name(self, node: ast.Name) -> Any:
+        """Return what a name stands for, with what the text sets within it."""
+        for body in self._bodies_of(node.lineno):
+            if (value := self._handed.get((body, node.id))) is not None:
+                key = f"{node.id} of {body}"
+                if key not in self._resolved:
+                    self._resolved[key] = OPAQUE
+                    self._resolved[key] = self.of(value)
+                if (found := self._resolved[key]) is not OPAQUE:
+                    return self._changed(node.id, found)
+        return self._changed(node.id, self._named(node))
+
+    def _named(self, node: ast.Name) -> Any:
         """Return what a name stands for: of a function its own, else as all or earlier lines assign it."""
-        name, line = node.id, getattr(node, "lineno", 0)
+        name, line = node.id, node.lineno
         given, body = self._assigned.get(name, ()), self._body(line)
         own = [v for v in given if self._body(getattr(v, "lineno", 0)) == body] if len(given) < 9 else []
         alone = len(own) == 1 < len(given) and name not in self._options
@@ -395,15 +430,20 @@ class Values:
         before = [v for v in own if getattr(v, "lineno", line) < line]
         return self.of(before[-1]) if before else found
 
+    def _bodies_of(self, line: int) -> list[tuple[int, int]]:
+        """Return the functions that a line stands in, the innermost first."""
+        return sorted((body for body in self._bodies if body[0] <= line <= body[1]), reverse=True)
+
     def _body(self, line: int) -> tuple[int, ...]:
-        return max((body for body in self._bodies if body[0] <= line <= body[1]), default=())
+        return next(iter(self._bodies_of(line)), ())
 
     def _stands_for(self, name: str) -> Any:
         values = self._assigned.get(name)
         first = values[0] if values else None
         made = isinstance(first, ast.Call) and callee(first.func)[1] not in _DEFAULTS
         if name in self._options and not made and not isinstance(first, dict):
-            return self._options[name]
+            computed = self.of(first) if isinstance(first, ast.Subscript | ast.BinOp) else OPAQUE
+            return self._options[name] if computed is OPAQUE else computed
         if not values:
             return dict(self.classes[name]) if name in self.classes else OPAQUE
         if len(values) > 8 or any(isinstance(one, ast.Name) and one.id == name for one in values):
@@ -418,13 +458,17 @@ class Values:
         if last_name(node.value) == "hparams":  # Lightning's: what the class was made with
             return self.of(ast.Name(node.attr, ast.Load()))
         held = self.of(node.value)
+        if node.attr == "argv" and last_name(node.value) == "sys":
+            return ["", *self._options.get("argv", ())]
+        if node.attr == "parent" and isinstance(held, str):
+            return held.rpartition("/")[0]
         if held is OPAQUE and last_name(node.value) == "self":
             owners = [fields for fields in self.classes.values() if node.attr in fields]
             held = owners[0] if len(owners) == 1 else OPAQUE
         of_function = isinstance(node.value, ast.Name) and node.value.id not in self._assigned
         parses = isinstance(node.value, ast.Call) and callee(node.value.func)[1] == "parse_args"
         if held is OPAQUE and (parses or (of_function and self._namespace)):
-            held = {**self._namespace, **self._options}
+            held = self._changed(last_name(node.value), {**self._namespace, **self._options})
         return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
@@ -447,7 +491,10 @@ class Values:
         return self.of(found)
 
     def _binary(self, node: ast.BinOp) -> Any:
-        found = joined(node.op, self.of(node.left), self.of(node.right))
+        left, right = self.of(node.left), self.of(node.right)
+        if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
+            return f"{left}/{right}"  # of paths
+        found = joined(node.op, left, right)
         return OPAQUE if found is None else found
 
     def _unary(self, node: ast.UnaryOp) -> Any:
@@ -501,15 +548,34 @@ class Values:
             self.declared |= {*held} if filled else set()
             first_ = self.of(node.args[0]) if node.args and name in _HOLDERS else None
             own = self.named(node) | (first_ if isinstance(first_, dict) else {})
-            return held | (self._options if filled else own)
+            if filled:  # --model.name of a class within
+                return laid_over({key: self.of(value) for key, value in held.items()}, self._options)
+            return held | own
         first: list[Any] = []
         if name in _DEFAULTS:
             first = [one.value for one in node.keywords if one.arg == "default"] or [*node.args, None]
+            for one in [one.value for one in node.keywords if one.arg == "default_factory"]:
+                first = [one.body if isinstance(one, ast.Lambda) else ast.Call(one, [], [])]
         elif name in ("getenv", "get") and node.args and owner in ("environ", "os"):
             told = self._environment.get(str(self.of(node.args[0])))
             first = node.args[1:] if told is None else [told]
         if (found := self._of_file(node, owner, name)) is not None:
             return found
+        given = [self.of(one) for one in node.args]
+        if name in _SAME:
+            whole = [laid_over({}, self._options)] if name == "from_cli" else given
+            laid = [one for one in whole if isinstance(one, dict)]
+            return reduce(merged, laid) if laid and len(laid) == len(whole) else OPAQUE
+        if name in _NUMBERS and given and all(isinstance(one, int | float) for one in given):
+            return _NUMBERS[name](*given) if len(given) > 1 or name not in ("max", "min") else OPAQUE
+        if name == "get_world_size":
+            return int(self._environment.get("WORLD_SIZE", "1"))
+        if name == "join" and owner == "path" and given and all(isinstance(one, str) for one in given):
+            return "/".join(given)
+        if name == "dirname" and given and isinstance(given[0], str):
+            return given[0].rpartition("/")[0]
+        if name in _PATHS:
+            return given[0] if given else self.of(getattr(node.func, "value", None))
         if name in _WORDS and not first and isinstance(node.func, ast.Attribute):
             first = [self._of_words(node.func.value, name, node.args)]
         if first or owner or name not in _PLAIN or len(node.args) != 1:
@@ -560,6 +626,8 @@ class Values:
             return self.of(text.get(by, (*given[1:], None)[0]))
         if name == "as_posix":
             return text
+        if name in ("lower", "upper") and isinstance(text, str):
+            return text.lower() if name == "lower" else text.upper()
         if not isinstance(text, str) or not (by is None or (isinstance(by, str) and by)) or len(given) > 1:
             return OPAQUE
         return text.split(by) if name == "split" else text.strip(by)

@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from finegauge.documents import parse_json
 from finegauge.errors import FieldError, FileFormatError, shown
 from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
 from finegauge.formats.loops import imports, instead, name_linears, own_loop, without_opaque
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
+from finegauge.formats.notebooks import MAX_SCRIPT
 from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
 from finegauge.formats.recipes import READER, hydra_settings, recipe_in
+from finegauge.formats.script_text import drop_dead_branches, drop_later, with_neighbours
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
@@ -113,7 +114,6 @@ _COMPUTED = "is computed by the script and is not read; state it on the command 
 MODEL_COMPUTED = "the model is an argument without a default, or computed, and is not read"
 _CUT_BY_CONFIG = ("dpo", "reward", "orpo", "cpo", "simpo", "kto")
 _MAX_NODES = 50_000
-_MAX_SCRIPT = 400_000  # characters
 
 
 def load_python(
@@ -135,7 +135,8 @@ def load_python(
     Raises: FileFormatError for text that is no Python, or that starts no training.
     """
     tree = _parsed(text, name)
-    name_linears(tree, text)
+    with_neighbours(tree, files)
+    name_linears(tree)
     composed, missing = hydra_settings(list(ast.walk(tree)), options, files)
     script = _Reader(tree, {} if composed else options, environment, files, composed)
     script.values.missing += [missing] if missing else []
@@ -199,6 +200,8 @@ def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
     counted = "eval_samples" in script.keys.get(BLOCK, {}) or keys.get("predict_with_generate") is True
     if script.keeps_logits and not counted and keys.get("prediction_loss_only") is not True:
         yield "compute_metrics keeps the logits of all samples: eval_samples=N eval_logits=true counts them"
+    if script.starts_several:
+        yield "it starts several trainings: the first is read"
     made = [name for name in sorted({*_TRL_ARGUMENTS} | _HF_ARGUMENTS) if script.made[name] > 1]
     if made:
         yield f"{made[0]} is called {script.made[made[0]]} times: what the first says stands"
@@ -221,8 +224,8 @@ def _parsed(text: str, name: str) -> ast.Module:
     """Return the syntax tree; raise FileFormatError for text that is no Python, or too much of it."""
     import warnings
 
-    if len(text) > _MAX_SCRIPT:
-        raise FileFormatError(f"{name} is too long a script; at most {_MAX_SCRIPT:,} characters are read.")
+    if len(text) > MAX_SCRIPT:
+        raise FileFormatError(f"{name} is too long a script; at most {MAX_SCRIPT:,} characters are read.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the script's own escapes
@@ -260,7 +263,9 @@ class _Reader:
         """Read `tree`, names first; `given` is what `load_python` is, from the options on."""
         nodes = list(ast.walk(tree))
         self.values = Values(nodes, *given)
-        if self.values.drop_dead_branches(nodes):
+        dropped = drop_dead_branches(nodes, self.values)
+        self.starts_several = drop_later(list(ast.walk(tree)))
+        if dropped or self.starts_several:
             nodes = list(ast.walk(tree))
             self.values = Values(nodes, *given)
         self.modules = imports(nodes)
@@ -499,13 +504,14 @@ class _Reader:
     def _amend(self, target: ast.expr, value: ast.expr) -> None:
         """Read an argument that is set after the call: training_args.max_steps = 10."""
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            if callee(value.func)[1] in {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg"} | _HF_ARGUMENTS:
+            if callee(value.func)[1] in {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg", "LoraConfig"} | _HF_ARGUMENTS:
                 self._trainings.add(target.id)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):  # of a parser
             self._trainings |= {name for name in map(last_name, target.elts) if "train" in name}
         elif isinstance(target, ast.Attribute) and last_name(target.value) in self._trainings:
-            self.keys.pop(target.attr, None)
-            self._note(target.attr, self.values.of(value))
+            key = _OF_LORA.get(target.attr, target.attr)
+            self.keys.pop(key, None)
+            self._note(key, self.values.of(value))
 
     def _take(self, call: ast.Call, wanted: Mapping[str, str | None] | None) -> None:
         """Note the keyword arguments `wanted` (all, if None), under their new names."""
@@ -546,54 +552,3 @@ class _Reader:
             self.opaque.add(key)
         elif value is not None and value != "":
             self.keys.setdefault(key, value)
-
-
-def cells(text: str, name: str) -> tuple[str, str, dict[str, str]]:
-    """Return a notebook's Python, its shell lines, and the files that its cells write.
-
-    Raises: FileFormatError for text that is no notebook.
-    """
-    notebook = parse_json(text, name)
-    listed = notebook.get("cells") if isinstance(notebook, dict) else None
-    if not isinstance(listed, list):
-        raise FileFormatError(f"{name} is no notebook: it holds no list of cells.")
-    python, shell, files = list[str](), list[str](), dict[str, str]()
-    left = _MAX_SCRIPT
-    for cell in listed:
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        source = cell.get("source")
-        code = "".join(map(str, source)) if isinstance(source, list) else str(source or "")
-        left -= len(code)
-        if left < 0:
-            raise FileFormatError(f"{name} is too long; at most {_MAX_SCRIPT:,} characters of code are read.")
-        first, _, rest = code.lstrip("\n").partition("\n")
-        magic = re.match(r"%%(\w+)\s*(?:-a\s+)?(\S*)", first)
-        if magic and magic[1] in ("bash", "sh", "script", "shell"):
-            shell.append(rest)
-        elif magic and magic[1] in ("writefile", "file"):
-            files[magic[2]] = rest
-        elif not magic or magic[1] in ("capture", "time", "timeit"):
-            lines = "\n".join(_plain(rest if magic else code, shell))
-            try:
-                ast.parse(lines)
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                continue  # a cell of another language, or a note
-            python.append(lines)
-    return "\n".join(python), "\n".join(shell), files
-
-
-def _plain(code: str, shell: list[str]) -> Iterator[str]:
-    """Yield a cell's lines of Python; lines for the shell go to `shell`, each leaving a `pass`."""
-    continued = False
-    for line in code.split("\n"):
-        stripped = line.lstrip()
-        if continued or stripped.startswith(("!", "%")):
-            told = stripped.lstrip("!%") if not continued else stripped
-            if continued or stripped.startswith("!"):
-                shell.append(told)
-            if not continued:
-                yield f"{line[: len(line) - len(stripped)]}pass"
-            continued = stripped.endswith("\\")
-        else:
-            yield line
