@@ -364,8 +364,11 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
                if word[:1] == "$" and (before[:1] != "-" or "=" in before)] + arrays  # fmt: skip
     if "config_name" in options and {"output_dir", "tokenizer_name"} & {*options}:  # no file of Hydra's
         options.setdefault("model_name_or_path", options.pop("config_name"))
-    options |= {"argv": loose} if settles == "argv" else {}
-    keys, file = ({}, "") if settles else _config(options, loose, command, place, warnings)
+    keys, file = (
+        (({"argv": loose} if settles == "argv" else {}), "")
+        if settles
+        else _config(options, loose, command, place, warnings)
+    )
     takes = (keys, {"accelerate_config"}), (options, () if serves else OF_LAUNCHERS)  # of TRL's files, too
     own = {key: held.pop(key) for held, names in takes for key in names if key in held}
     options, variables = _of_its_own(program, line, options, keys, warnings)
@@ -413,7 +416,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
 
 
 def _own_settings(script: tuple[str, str] | None) -> str:
-    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse", "argv" or ""."""
+    """Return by what a script is told a file of settings that it opens: "hydra", "argparse", "argv" or ""."""
     text = script[0] if script else ""
     if re.search(r"^\s*@hydra\.main\(", text, re.MULTILINE):
         return "hydra"

@@ -133,7 +133,7 @@ class Place:
         return None if path is None else (read_text(path), path)
 
     def beside(self, named: Any) -> str | None:
-        """Return the text of keys, or of a module, that a script names by a path from its folder, if it is there."""
+        """Return the text of a file of keys, or a module, that a script names by a path from its folder."""
         is_near = isinstance(named, str) and named.endswith((*CONFIGS, ".py")) and not os.path.isabs(named)
         found = self.text(named) if is_near else None
         return found and found[0]

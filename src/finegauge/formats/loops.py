@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
+from finegauge.formats.python_values import Values
+from finegauge.formats.script_changes import OPAQUE, callee, last_name
 
 _OPTIMIZERS = re.compile(r"(Paged|Fused)?(AdamW?|Lion|SGD|Adafactor)(8bit)?")
 _LENGTHS = ("max_length", "max_seq_length", "seq_length", "seq_len", "max_len", "max_seq_len", "block_size",

@@ -47,10 +47,12 @@ def cells(text: str, name: str) -> tuple[str, str, dict[str, str]]:
 
 
 def _constants(tree: ast.Module) -> Iterator[str]:
-    """Yield a cell's constants as variables of the shell, whose lines may name them: !python run.py {MODEL}."""
+    """Yield a cell's constants as variables of the shell, whose lines may name them: !python {FILE}."""
     for one in tree.body:
         target = one.targets[0] if isinstance(one, ast.Assign) else None
-        held = one.value.value if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) else None
+        held = (
+            one.value.value if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) else None
+        )
         if isinstance(target, ast.Name) and re.fullmatch(r"[\w./:@-]{1,200}", str(held)):
             yield f"{target.id}={held}"
 

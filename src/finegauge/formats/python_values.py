@@ -6,7 +6,6 @@ or from a command line. Nothing is run: the rest is `OPAQUE`.
 """
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from functools import reduce
@@ -18,10 +17,18 @@ from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError
 from finegauge.formats.launcher_files import merged
 from finegauge.formats.launchers import joined
-from finegauge.formats.script_changes import Change, changed, changes_of
+from finegauge.formats.script_changes import (
+    OPAQUE,
+    Change,
+    Handed,
+    callee,
+    changed,
+    changes_of,
+    handed,
+    last_name,
+)
 from finegauge.formats.sheet import MAX_TEXT, laid_over, scalar
 
-OPAQUE = object()
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _FILLED = (("tyro", "cli"), ("simple_parsing", "parse"), ("draccus", "parse"))  # by the command line
 _PARSED = ("parse_args", "parse_known_args", "parse_args_into_dataclasses", "parse_args_and_config")
@@ -30,9 +37,13 @@ _BF16_ASKED: Mapping[str, Any] = {
     "get_device_capability": [9, 0],
 }
 _DEVICES = ("cuda", "mps", "xpu", "npu")  # asked for by is_available: the first is there
-_BUILT_IN = (int, float, str, bool, len, list)
-_PLAIN: Mapping[str, Callable[[Any], Any]] = {k.__name__: k for k in _BUILT_IN} | {"Path": str}
-_WORDS = ("get", "split", "strip", "as_posix", "lower", "upper")
+_BUILT_IN = (int, float, str, bool, len, list, max, min, round, ceil, floor)
+_PLAIN: Mapping[str, Callable[..., Any]] = {k.__name__: k for k in _BUILT_IN} | {
+    **dict.fromkeys(("Path", "abspath", "realpath", "expanduser"), str),
+    "join": lambda *parts: "/".join(parts),
+    "dirname": lambda path: path.rpartition("/")[0],
+}
+_WORDS = ("get", "split", "strip", "lower", "upper", "as_posix", "resolve", "absolute")
 _TEXTS = (
     *(("yaml", way) for way in ("safe_load", "full_load", "load")),
     *((kind, way) for kind in ("json", "toml", "tomli", "tomllib") for way in ("load", "loads")),
@@ -42,28 +53,20 @@ _HOLDERS = (
     *("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "edict", "ParallelismConfig", "Namespace", "Box"),
     *("DotDict", "AttrDict", "Munch", "ConfigDict", "Config"),
 )
-_SAME = ("asdict", "vars", "to_container", "create", "merge", "structured", "from_cli")  # mappings as they are
-_PATHS = ("abspath", "realpath", "expanduser", "resolve", "absolute")
-_NUMBERS: Mapping[str, Callable[..., Any]] = {"max": max, "min": min, "ceil": ceil, "floor": floor, "round": round}
+_SAME = (
+    "asdict",
+    "vars",
+    "to_container",
+    "create",
+    "merge",
+    "structured",
+    "from_cli",
+)  # mappings as they are
 _DEFAULTS = ("field", "Field", "Option", "Argument")
 _DECLARED = ("add_argument", "option", "Option")
 Files = Callable[[Any], str | None]  # returns the text of a file beside a script
 _MAX_DEPTH = 40  # of names that stand for names
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge}
-
-
-def callee(function: ast.expr) -> tuple[str, str]:
-    """Return (owner, name) of what is called: ("FastLanguageModel", "from_pretrained")."""
-    if isinstance(function, ast.Attribute):
-        return last_name(function.value), function.attr
-    return "", last_name(function)
-
-
-def last_name(node: ast.expr | None) -> str:
-    """Return the last part of a dotted name, "" of anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _leaves(value: Any, most: int = MAX_TEXT) -> int:
@@ -126,7 +129,7 @@ class Values:
         self._depth = 0
         self._resolved: dict[str, Any] = {}  # names that were asked for before
         self._changes = dict[str, list[Change]]()
-        self._handed = dict[tuple[tuple[int, int], str], ast.expr]()
+        self._handed = Handed()
         for node in nodes:
             self._define(node)
         for function in self._functions.values():  # of click: its options are what it takes
@@ -134,11 +137,10 @@ class Values:
             if any(isinstance(one, ast.Call) and last_name(one.func) == "option" for one in options):
                 taken = {one.arg for one in function.args.args} & {*self._namespace} - {*self._assigned}
                 self._assigned |= {name: [self._namespace[name]] for name in taken}
-        self._handed = self._hand_over(nodes)
+        self._handed = handed(nodes, self.classes, self.assigned)
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 self._read_class(node)
-        self._changes = changes_of(nodes, lambda test: self.of(test) is True)
         if any(isinstance(node, ast.Call) and callee(node.func)[1] == "Fire" for node in nodes):
             self.declared |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         for name in [name for name in self._options if name.startswith("no_")]:
@@ -146,6 +148,8 @@ class Values:
                 self._options[name[3:]] = False
         self._assigned |= {name: [held] for name, held in composed.items()}
         self._read_parsers(nodes)
+        self._changes = changes_of(nodes, lambda test: self.of(test) is True)
+        self._resolved = {}
 
     def mappings(self) -> Iterator[dict[str, Any]]:
         """Yield the mappings that names stand for, as such or as a text of YAML."""
@@ -244,69 +248,11 @@ class Values:
                 held.update(laid)
                 self._resolved = {}
 
-    def _hand_over(self, nodes: list[ast.AST]) -> dict[tuple[tuple[int, int], str], ast.expr]:
-        """Return what arguments of functions are that the text calls once, {(lines, name): value}."""
-        methods = {id(one): node.name for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
-        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-        names_of = [methods[id(one)] if one.name == "__init__" and id(one) in methods else one.name
-                    for one in functions]  # fmt: skip
-        calls = [call for node in nodes if isinstance(node, ast.Call) for call in self._calls_of(node)]
-        called: dict[str, list[ast.Call]] = {}
-        for call in calls:
-            called.setdefault(last_name(call.func), []).append(call)
-        named = Counter(node.id for node in nodes if isinstance(node, ast.Name))
-        found = dict[tuple[tuple[int, int], str], ast.expr]()
-        for function, name in zip(functions, names_of, strict=True):
-            made, taken = called.get(name, ()), function.args
-            if len(made) != 1 or names_of.count(name) != 1 or named[name] > 1 or made[0] in ast.walk(function):
-                continue
-            body = (function.body[0].lineno, function.end_lineno or 0)
-            names = [one.arg for one in (*taken.posonlyargs, *taken.args)]
-            usual = dict(zip(names[len(names) - len(taken.defaults) :], taken.defaults, strict=True))
-            usual |= {one.arg: value for one, value in zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
-                      if value}  # fmt: skip
-            within = id(function) in methods and names[:1] in (["self"], ["cls"])
-            spread = any(isinstance(one, ast.Starred) for one in made[0].args)
-            told = usual | dict(zip(names[within:], [] if spread else made[0].args, strict=False))
-            told |= {one.arg: one.value for one in made[0].keywords if one.arg}
-            rest = {name: told.pop(name) for name in [*told] if name not in names and name not in {
-                one.arg for one in taken.kwonlyargs}}  # fmt: skip
-            if taken.kwarg:
-                told[taken.kwarg.arg] = ast.Dict([ast.Constant(one) for one in rest], [*rest.values()])
-            own = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-            unpacks = spread or any(one.arg is None for one in made[0].keywords)
-            found |= {(body, one): value for one, value in told.items()
-                      if one not in own and not (unpacks and value is usual.get(one))}  # fmt: skip
-        return found
-
-    def _calls_of(self, node: ast.Call) -> Iterator[ast.Call]:
-        """Yield the calls of the text's own functions that a call is, or hands on: partial(f, size=2)."""
-        owner = getattr(node.func, "value", None)
-        made = self.assigned(last_name(owner)) if isinstance(owner, ast.Name) else owner
-        own = last_name(owner) in ("self", "cls", *self.classes) or (
-            isinstance(made, ast.Call) and last_name(made.func) in self.classes
-        )
-        if owner is None or own:
-            yield node
-        told = {one.arg: one.value for one in node.keywords}
-        if last_name(node.func) == "partial" and node.args:
-            yield ast.Call(node.args[0], node.args[1:], node.keywords)
-        elif isinstance(given := told.get("fn_kwargs"), ast.Dict) and node.args:
-            keys = [ast.keyword(str(getattr(key, "value", "")), value) for key, value in zip(
-                given.keys, given.values, strict=True)]  # fmt: skip
-            yield ast.Call(node.args[0], [ast.Name("", ast.Load())], keys)
-        elif "train_loop_config" in told:  # Ray's
-            loop = told.get("train_loop_per_worker") or (node.args or [node])[0]
-            yield ast.Call(loop, [told["train_loop_config"]], [])
-
     def _define(self, node: ast.AST) -> None:
         """Note what a statement calls by a name."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._bind(target, node.value, inside=node.col_offset > 0)
-                if isinstance(target, ast.Subscript) and last_name(target.value) == "environ":
-                    told = {str(self.of(target.slice)): self.of(node.value)}
-                    self._environment = {**{k: str(v) for k, v in told.items() if v is not OPAQUE}, **self._environment}
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             self._bind(node.target, node.value)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -328,6 +274,9 @@ class Values:
         if isinstance(target, ast.Name):
             self._assigned.setdefault(target.id, []).append(value)
             self._inside |= {target.id} if inside else set()
+        elif isinstance(target, ast.Subscript) and last_name(target.value) == "environ":
+            if (told := self.of(value)) is not OPAQUE:
+                self._environment = {str(self.of(target.slice)): str(told), **self._environment}
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for one, its in zip(target.elts, value.elts, strict=False):
                 self._bind(one, its, inside=inside)
@@ -366,14 +315,17 @@ class Values:
                     if of_self or isinstance(one, ast.Name):
                         fields.setdefault(last_name(one), value)
 
-    def _changed(self, name: str, held: Any) -> Any:
-        """Return what a name holds with what the text sets within it."""
+    def _changed(self, name: str, held: Any, line: int = 0) -> Any:
+        """Return what a name holds with what the text sets within it, up to a line of the same function."""
         if not isinstance(held, dict) or name not in self._changes:
             return held
+        body = self._body(line)
+        before = [one for one in self._changes[name]
+                  if not line or one.value.lineno < line or self._body(one.value.lineno) != body]  # fmt: skip
         seen = copy(self)
         seen._changes = {one: given for one, given in self._changes.items() if one != name}
         seen._resolved = {}
-        return changed(held, self._changes[name], seen.of, OPAQUE)
+        return changed(held, before, seen.of)
 
     def _parse(self, target: ast.expr, parser: ast.expr) -> None:
         """Note the names that hold what a parser returned."""
@@ -404,19 +356,20 @@ class Values:
 
     def _name(self, node: ast.Name) -> Any:
         """Return what a name stands for, with what the text sets within it."""
-        for body in self._bodies_of(node.lineno):
+        line = getattr(node, "lineno", 0)
+        for body in self._bodies_of(line):
             if (value := self._handed.get((body, node.id))) is not None:
                 key = f"{node.id} of {body}"
                 if key not in self._resolved:
                     self._resolved[key] = OPAQUE
                     self._resolved[key] = self.of(value)
                 if (found := self._resolved[key]) is not OPAQUE:
-                    return self._changed(node.id, found)
-        return self._changed(node.id, self._named(node))
+                    return self._changed(node.id, found, line)
+        return self._changed(node.id, self._named(node), line)
 
     def _named(self, node: ast.Name) -> Any:
         """Return what a name stands for: of a function its own, else as all or earlier lines assign it."""
-        name, line = node.id, node.lineno
+        name, line = node.id, getattr(node, "lineno", 0)
         given, body = self._assigned.get(name, ()), self._body(line)
         own = [v for v in given if self._body(getattr(v, "lineno", 0)) == body] if len(given) < 9 else []
         alone = len(own) == 1 < len(given) and name not in self._options
@@ -456,7 +409,8 @@ class Values:
         if last_name(node.value) in ("torch", "ShardingStrategy", "AttnBackend"):
             return node.attr
         if last_name(node.value) == "hparams":  # Lightning's: what the class was made with
-            return self.of(ast.Name(node.attr, ast.Load()))
+            told = [value for (_, name), value in self._handed.items() if name == node.attr]
+            return self.of(told[0] if len(told) == 1 else ast.Name(node.attr, ast.Load()))
         held = self.of(node.value)
         if node.attr == "argv" and last_name(node.value) == "sys":
             return ["", *self._options.get("argv", ())]
@@ -468,7 +422,8 @@ class Values:
         of_function = isinstance(node.value, ast.Name) and node.value.id not in self._assigned
         parses = isinstance(node.value, ast.Call) and callee(node.value.func)[1] == "parse_args"
         if held is OPAQUE and (parses or (of_function and self._namespace)):
-            held = self._changed(last_name(node.value), {**self._namespace, **self._options})
+            told = {**self._namespace, **self._options}
+            held = self._changed(last_name(node.value), told, getattr(node, "lineno", 0))
         return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
@@ -561,31 +516,25 @@ class Values:
             first = node.args[1:] if told is None else [told]
         if (found := self._of_file(node, owner, name)) is not None:
             return found
-        given = [self.of(one) for one in node.args]
-        if name in _SAME:
-            whole = [laid_over({}, self._options)] if name == "from_cli" else given
-            laid = [one for one in whole if isinstance(one, dict)]
-            return reduce(merged, laid) if laid and len(laid) == len(whole) else OPAQUE
-        if name in _NUMBERS and given and all(isinstance(one, int | float) for one in given):
-            return _NUMBERS[name](*given) if len(given) > 1 or name not in ("max", "min") else OPAQUE
-        if name == "get_world_size":
-            return int(self._environment.get("WORLD_SIZE", "1"))
-        if name == "join" and owner == "path" and given and all(isinstance(one, str) for one in given):
-            return "/".join(given)
-        if name == "dirname" and given and isinstance(given[0], str):
-            return given[0].rpartition("/")[0]
-        if name in _PATHS:
-            return given[0] if given else self.of(getattr(node.func, "value", None))
         if name in _WORDS and not first and isinstance(node.func, ast.Attribute):
             first = [self._of_words(node.func.value, name, node.args)]
-        if first or owner or name not in _PLAIN or len(node.args) != 1:
-            return self.of(first[0]) if first else OPAQUE
-        value = self.of(node.args[0])
+        return self.of(first[0]) if first else self._plain(owner, name, [self.of(one) for one in node.args])
+
+    def _plain(self, owner: str, name: str, given: list[Any]) -> Any:
+        """Return what a plain function of known values returns, and what lays mappings over one another."""
+        if name == "from_cli":
+            self.declared |= {*self._options}
+            return laid_over({}, self._options)
+        if name == "get_world_size":
+            return int(self._environment.get("WORLD_SIZE", "1"))
+        known = bool(given) and OPAQUE not in given and len(str(given)) < MAX_TEXT
+        if name in _SAME:
+            return reduce(merged, given) if known and all(isinstance(one, dict) for one in given) else OPAQUE
         try:
-            kinds = list | dict if name in ("len", "list") else int | float | str
-            plain = isinstance(value, kinds) and len(str(value)) < MAX_TEXT
-            return _PLAIN[name](value) if plain else OPAQUE
-        except (ValueError, OverflowError):
+            return (
+                _PLAIN[name](*given) if known and name in _PLAIN and owner in ("", "math", "path") else OPAQUE
+            )
+        except (ValueError, OverflowError, TypeError, AttributeError):
             return OPAQUE
 
     def _returned(self, function: ast.FunctionDef, call: ast.Call, owner: str) -> Any:
@@ -624,10 +573,8 @@ class Values:
         text, by = self.of(held), self.of(given[0]) if given else None
         if isinstance(text, dict) and isinstance(by, str):
             return self.of(text.get(by, (*given[1:], None)[0]))
-        if name == "as_posix":
-            return text
-        if name in ("lower", "upper") and isinstance(text, str):
-            return text.lower() if name == "lower" else text.upper()
+        if name in _WORDS[3:] and isinstance(text, str):
+            return {"lower": text.lower(), "upper": text.upper()}.get(name, text)
         if not isinstance(text, str) or not (by is None or (isinstance(by, str) and by)) or len(given) > 1:
             return OPAQUE
         return text.split(by) if name == "split" else text.strip(by)

@@ -13,7 +13,8 @@ from typing import Any
 from finegauge.documents import parse_yaml
 from finegauge.formats.launcher_files import merged
 from finegauge.formats.model_names import narrow
-from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
+from finegauge.formats.python_values import Files, Values
+from finegauge.formats.script_changes import OPAQUE, callee, last_name
 from finegauge.formats.sheet import dotted, laid_over, scalar
 from finegauge.records import NamedTuple
 

@@ -16,8 +16,9 @@ from finegauge.formats.launchers import OF_FILES, known_card
 from finegauge.formats.loops import imports, instead, name_linears, own_loop, without_opaque
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
 from finegauge.formats.notebooks import MAX_SCRIPT
-from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
+from finegauge.formats.python_values import Files, Values
 from finegauge.formats.recipes import READER, hydra_settings, recipe_in
+from finegauge.formats.script_changes import OPAQUE, callee, last_name
 from finegauge.formats.script_text import drop_dead_branches, drop_later, with_neighbours
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
@@ -265,8 +266,8 @@ class _Reader:
         self.values = Values(nodes, *given)
         dropped = drop_dead_branches(nodes, self.values)
         self.starts_several = drop_later(list(ast.walk(tree)))
+        nodes = list(ast.walk(tree))
         if dropped or self.starts_several:
-            nodes = list(ast.walk(tree))
             self.values = Values(nodes, *given)
         self.modules = imports(nodes)
         self.keys: dict[str, Any] = dict(self.values.parsed)
