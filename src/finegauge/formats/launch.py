@@ -300,7 +300,7 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
             kind = found.groupdict().get("kind")
             known = program._replace(keys={**program.keys, "trainer": kind}) if kind else program
             return _read(known, line)
-    text = None if module else place.text(named)
+    text = place.text(named.replace(".", "/") + ".py" if module else named)
     if named.endswith(SHELL_ENDINGS):
         if text is None or place.depth >= _MAX_FOLLOWED:
             if text is None and _TRAINS.search(os.path.basename(named)):
@@ -384,7 +384,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if script is not None:
         parsed = "HfArgumentParser(" in script[0] or "TrlParser(" in script[0]
         options = programs.in_full(options, script[0]) if parsed else options
-        loaded = _of_script(script, named, {**keys, **options}, reader, seen, place)
+        loaded = _of_script(script, named, {**keys, **options, "argv": rest}, reader, seen, place)
         options = {key: value for key, value in options.items() if key not in loaded.own} | loaded.keys
         reader, warnings = loaded.reader, [*warnings, *loaded.warnings]
     told = laid_over({**program.keys, **keys}, options)

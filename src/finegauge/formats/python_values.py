@@ -314,6 +314,10 @@ class Values:
                     of_self = isinstance(one, ast.Attribute) and last_name(one.value) == "self"
                     if of_self or isinstance(one, ast.Name):
                         fields.setdefault(last_name(one), value)
+            elif isinstance(part, ast.FunctionDef) and "property" in map(last_name, part.decorator_list):
+                last = part.body[-1]
+                if isinstance(last, ast.Return) and last.value:
+                    fields[part.name] = ast.Lambda(part.args, last.value)
 
     def _changed(self, name: str, held: Any, line: int = 0) -> Any:
         """Return what a name holds with what the text sets within it, up to a line of the same function."""
@@ -356,16 +360,20 @@ class Values:
 
     def _name(self, node: ast.Name) -> Any:
         """Return what a name stands for, with what the text sets within it."""
-        line = getattr(node, "lineno", 0)
-        for body in self._bodies_of(line):
+        return self._changed(node.id, self._handed_on(node), getattr(node, "lineno", 0))
+
+    def _handed_on(self, node: ast.Name) -> Any:
+        """Return what a name stands for: of a function that is called once, what that call hands it."""
+        for body in self._bodies_of(getattr(node, "lineno", 0)):
             if (value := self._handed.get((body, node.id))) is not None:
                 key = f"{node.id} of {body}"
                 if key not in self._resolved:
-                    self._resolved[key] = OPAQUE
-                    self._resolved[key] = self.of(value)
+                    self._resolved[key] = OPAQUE  # of a name that stands for itself
+                    same = isinstance(value, ast.Name) and value.id == node.id
+                    self._resolved[key] = self._handed_on(value) if same else self.of(value)
                 if (found := self._resolved[key]) is not OPAQUE:
-                    return self._changed(node.id, found, line)
-        return self._changed(node.id, self._named(node), line)
+                    return found
+        return self._named(node)
 
     def _named(self, node: ast.Name) -> Any:
         """Return what a name stands for: of a function its own, else as all or earlier lines assign it."""
@@ -424,7 +432,10 @@ class Values:
         if held is OPAQUE and (parses or (of_function and self._namespace)):
             told = {**self._namespace, **self._options}
             held = self._changed(last_name(node.value), told, getattr(node, "lineno", 0))
-        return self.of(held.get(node.attr, OPAQUE)) if isinstance(held, dict) else OPAQUE
+        found = held.get(node.attr, OPAQUE) if isinstance(held, dict) else OPAQUE
+        if isinstance(found, ast.Lambda):  # a property
+            return self.within(found.args, {"self": held}).of(found.body)
+        return self.of(found)
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
         items = [self.of(item) for item in node.elts]
@@ -504,7 +515,7 @@ class Values:
             first_ = self.of(node.args[0]) if node.args and name in _HOLDERS else None
             own = self.named(node) | (first_ if isinstance(first_, dict) else {})
             if filled:  # --model.name of a class within
-                return laid_over({key: self.of(value) for key, value in held.items()}, self._options)
+                return laid_over(self._within(held), self._options)
             return held | own
         first: list[Any] = []
         if name in _DEFAULTS:
@@ -520,16 +531,25 @@ class Values:
             first = [self._of_words(node.func.value, name, node.args)]
         return self.of(first[0]) if first else self._plain(owner, name, [self.of(one) for one in node.args])
 
+    def _within(self, value: Any) -> Any:
+        """Return what an expression comes to, and those that a mapping holds."""
+        held = self.of(value)
+        return {key: self._within(one) for key, one in held.items()} if isinstance(held, dict) else held
+
     def _plain(self, owner: str, name: str, given: list[Any]) -> Any:
         """Return what a plain function of known values returns, and what lays mappings over one another."""
         if name == "from_cli":
             self.declared |= {*self._options}
-            return laid_over({}, self._options)
+            words = (word.partition("=") for word in self._options.get("argv", ()))
+            return laid_over({}, self._options | {key: scalar(value) for key, sign, value in words if sign})
+        if name == "parse_args" and self._namespace:
+            return {**self._namespace, **self._options}
         if name == "get_world_size":
             return int(self._environment.get("WORLD_SIZE", "1"))
         known = bool(given) and OPAQUE not in given and len(str(given)) < MAX_TEXT
         if name in _SAME:
-            return reduce(merged, given) if known and all(isinstance(one, dict) for one in given) else OPAQUE
+            laid = [self._within(one) for one in given]
+            return reduce(merged, laid) if known and all(isinstance(one, dict) for one in laid) else OPAQUE
         try:
             return (
                 _PLAIN[name](*given) if known and name in _PLAIN and owner in ("", "math", "path") else OPAQUE

@@ -21,6 +21,7 @@ _FAR = 1_000_000  # lines: a neighbour's stand before those of the text that ask
 def with_neighbours(tree: ast.Module, files: Files) -> None:
     """Put what a script takes from files beside it before its own lines."""
     seen = dict[str, ast.Module]()  # an empty one where no such file is
+    done = set[tuple[str, str]]()
 
     def module(path: str) -> ast.Module:
         if path not in seen and len(seen) < 10 * _MAX_NEIGHBOURS:
@@ -50,7 +51,9 @@ def with_neighbours(tree: ast.Module, files: Files) -> None:
                 )
                 is_module = bool(module(whole).body)  # its constants are then those of a class of its name
                 path, wanted = (whole, asked) if is_module else (part, {alias.name})
-                held = _definitions(module(path).body, wanted) if path else []
+                again = (path, alias.name) in done
+                done.add((path, alias.name))
+                held = _definitions(module(path).body, wanted) if path and not again else []
                 found += [*taken(held, "".join(path.rpartition("/")[:2])), *held]
                 constants = [one for one in held if isinstance(one, ast.Assign | ast.AnnAssign)]
                 if is_module and constants:
@@ -91,7 +94,7 @@ def drop_dead_branches(nodes: Sequence[ast.AST], values: Values) -> bool:
     """
     taken = [one for one in nodes if isinstance(one, ast.arguments)]
     defaults = {arg.arg for one in taken for arg in [*one.posonlyargs, *one.args, *one.kwonlyargs]}
-    dropped = False
+    dropped, left = False, set[str]()
     for node in nodes:
         if not isinstance(node, ast.If | ast.IfExp) or any(
             isinstance(part, ast.Name)
@@ -104,9 +107,15 @@ def drop_dead_branches(nodes: Sequence[ast.AST], values: Values) -> bool:
         if (test := values.of(node.test)) is not OPAQUE:
             dead = ("orelse" if test else "body"), isinstance(node, ast.If)
             dropped |= bool(getattr(node, dead[0]))
+            behind = getattr(node, dead[0]) if dead[1] else ()
+            left |= {one.id for part in behind for one in ast.walk(part) if isinstance(one, ast.Name)}
             empty = [] if test else [ast.Pass()]
             setattr(node, dead[0], empty if dead[1] else ast.Constant(None))
             node.test = ast.Constant(bool(test))
+    kept = {one.id for one in ast.walk(nodes[0]) if isinstance(one, ast.Name)}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and node.name in left - kept:  # called there alone
+            node.body = [ast.Pass(lineno=node.lineno)]
     return dropped
 
 

@@ -360,8 +360,10 @@ class _Reader:
             for argument in call.args[:1]:
                 self._spread(argument, None)
         elif name in _TRL_ARGUMENTS or name in _HF_ARGUMENTS:
-            self._note("trainer", _TRL_ARGUMENTS.get(name))
-            self._take(call, None)
+            before = sum(self.made[one] for one in {*_TRL_ARGUMENTS} | _HF_ARGUMENTS) > 1
+            if not before or any(one.arg is None for one in call.keywords):
+                self._note("trainer", _TRL_ARGUMENTS.get(name))
+                self._take(call, None)
         elif name in _TRAINERS:
             self._read_trainer(call, name)
         elif name == "from_pretrained" and (
@@ -382,7 +384,9 @@ class _Reader:
 
     def _read_trainer(self, call: ast.Call, name: str) -> None:
         if name in _TRL_TRAINERS:
-            self.keys["trainer"] = _TRL_TRAINERS[name]
+            others = any(self.made[one] for one in _TRL_TRAINERS if one != name)
+            self.starts_several |= others
+            self.keys |= {} if others else {"trainer": _TRL_TRAINERS[name]}
         self._take(call, dict.fromkeys(_OF_TRAINER))
         self._take_model(call, "model")
         given = {str(one.arg): one.value for one in call.keywords}
