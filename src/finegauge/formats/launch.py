@@ -16,7 +16,7 @@ from typing import Any
 from finegauge.catalogue.tables import refusal
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
-from finegauge.formats import programs, scripts
+from finegauge.formats import notebooks, programs, scripts
 from finegauge.formats.containers import Task, of_build, of_make, tasks_of_python, unread
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
@@ -38,7 +38,6 @@ from finegauge.formats.launchers import (
     options_of,
     until_pipe,
 )
-from finegauge.formats.notebooks import cells
 from finegauge.formats.programs import LLAMA_FACTORY, MODULES, SCRIPTS, TOOLS, Program
 from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
 from finegauge.formats.shell import Command, Shell
@@ -115,7 +114,7 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
 
     Raises: FileFormatError where there is none.
     """
-    python, shell, files = cells(text, name)
+    python, shell, files = notebooks.cells(text, name)
     named = re.findall(r'"(?:gpuType|accelerator)":\s*"([\w-]{2,40})"', text)[:4]  # Colab's and Kaggle's
     card = next(filter(None, map(known_card, named)), {})
     try:
@@ -364,11 +363,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
                if word[:1] == "$" and (before[:1] != "-" or "=" in before)] + arrays  # fmt: skip
     if "config_name" in options and {"output_dir", "tokenizer_name"} & {*options}:  # no file of Hydra's
         options.setdefault("model_name_or_path", options.pop("config_name"))
-    keys, file = (
-        (({"argv": loose} if settles == "argv" else {}), "")
-        if settles
-        else _config(options, loose, command, place, warnings)
-    )
+    keys, file = ({}, "") if settles else _config(options, loose, command, place, warnings)
     takes = (keys, {"accelerate_config"}), (options, () if serves else OF_LAUNCHERS)  # of TRL's files, too
     own = {key: held.pop(key) for held, names in takes for key in names if key in held}
     options, variables = _of_its_own(program, line, options, keys, warnings)
@@ -416,14 +411,14 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
 
 
 def _own_settings(script: tuple[str, str] | None) -> str:
-    """Return by what a script is told a file of settings that it opens: "hydra", "argparse", "argv" or ""."""
+    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse" or ""."""
     text = script[0] if script else ""
     if re.search(r"^\s*@hydra\.main\(", text, re.MULTILINE):
         return "hydra"
     opens = re.search(r"safe_load|(yaml|json|OmegaConf|tomli?|tomllib)\.load", text)
     declares = re.search(r"""add_argument\(\s*(["']-\w["'],\s*)?["']--config([_-](file|path))?["']""", text)
-    words = opens and re.search(r"\bargv\[", text) and "HfArgumentParser(" not in text
-    return "argparse" if opens and declares else "argv" if words else ""
+    named = declares or ("argv[" in text and "HfArgumentParser(" not in text)
+    return "argparse" if opens and named else ""
 
 
 def _of_its_own(

@@ -80,7 +80,7 @@ _BINARY: Mapping[type, Any] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: lambda left, right: left**right if abs(left) < 1e4 and abs(right) < 64 else None,
+    ast.Pow: lambda left, right: left**right if 0 <= left < 1e4 and 0 <= right < 64 else None,
 }
 
 # How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 
 from finegauge.documents import parse_json
@@ -50,11 +51,12 @@ def _constants(tree: ast.Module) -> Iterator[str]:
     """Yield a cell's constants as variables of the shell, whose lines may name them: !python {FILE}."""
     for one in tree.body:
         target = one.targets[0] if isinstance(one, ast.Assign) else None
-        held = (
-            one.value.value if isinstance(one, ast.Assign) and isinstance(one.value, ast.Constant) else None
-        )
-        if isinstance(target, ast.Name) and re.fullmatch(r"[\w./:@-]{1,200}", str(held)):
-            yield f"{target.id}={held}"
+        if (
+            isinstance(one, ast.Assign)
+            and isinstance(target, ast.Name)
+            and isinstance(one.value, ast.Constant)
+        ):
+            yield f"{target.id}={ast.unparse(one.value)[:1000]}"
 
 
 def _plain(code: str, shell: list[str]) -> Iterator[str]:
@@ -67,7 +69,7 @@ def _plain(code: str, shell: list[str]) -> Iterator[str]:
             if continued or stripped.startswith("!"):
                 shell.append(re.sub(r"(?<![$\w])\{([A-Za-z]\w*)\}", r"${\1}", told))
             put = re.match(r"%(?:set_)?env\s+(\w+)\s*[= ]\s*(\S+)", stripped)
-            shell += [f"export {put[1]}={put[2]}"] if put else []
+            shell += [f"export {put[1]}={shlex.quote(put[2])}"] if put else []
             if not continued:
                 instead = f'os.environ["{put[1]}"] = {put[2]!r}' if put else "pass"
                 yield f"{line[: len(line) - len(stripped)]}{instead}"

@@ -7,6 +7,7 @@ or from a command line. Nothing is run: the rest is `OPAQUE`.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from functools import reduce
 from math import ceil, floor
@@ -15,19 +16,11 @@ from typing import Any
 
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError
+from finegauge.formats import script_changes
 from finegauge.formats.launcher_files import merged
 from finegauge.formats.launchers import joined
-from finegauge.formats.script_changes import (
-    OPAQUE,
-    Change,
-    Handed,
-    callee,
-    changed,
-    changes_of,
-    handed,
-    last_name,
-)
-from finegauge.formats.sheet import MAX_TEXT, laid_over, scalar
+from finegauge.formats.script_changes import OPAQUE, callee, last_name
+from finegauge.formats.sheet import MAX_TEXT, laid_over, leaves, scalar
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _FILLED = (("tyro", "cli"), ("simple_parsing", "parse"), ("draccus", "parse"))  # by the command line
@@ -53,15 +46,7 @@ _HOLDERS = (
     *("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "edict", "ParallelismConfig", "Namespace", "Box"),
     *("DotDict", "AttrDict", "Munch", "ConfigDict", "Config"),
 )
-_SAME = (
-    "asdict",
-    "vars",
-    "to_container",
-    "create",
-    "merge",
-    "structured",
-    "from_cli",
-)  # mappings as they are
+_SAME = ("asdict", "vars", "to_container", "create", "merge", "structured")  # mappings as they are
 _DEFAULTS = ("field", "Field", "Option", "Argument")
 _DECLARED = ("add_argument", "option", "Option")
 Files = Callable[[Any], str | None]  # returns the text of a file beside a script
@@ -69,25 +54,13 @@ _MAX_DEPTH = 40  # of names that stand for names
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge}
 
 
-def _leaves(value: Any, most: int = MAX_TEXT) -> int:
-    """Return how many values a list or a mapping holds, those inside too, counted up to `most`."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    count = 1
-    for one in inside:
-        count += _leaves(one, most - count) if count <= most else 1
-    return count
-
-
 def _held(text: Any) -> Any:
-    """Return the mapping that a text of YAML or JSON holds; `OPAQUE` of anything else."""
-    try:
-        found = parse_yaml(text, "a text") if isinstance(text, str) else OPAQUE
-    except FileFormatError:
-        try:
-            found = parse_toml(text, "a text")
-        except FileFormatError:
-            return OPAQUE
-    return found if isinstance(found, dict) else OPAQUE
+    """Return the mapping that a text of YAML, JSON or TOML holds; `OPAQUE` of anything else."""
+    for parse in (parse_yaml, parse_toml) if isinstance(text, str) else ():
+        with suppress(FileFormatError):
+            if isinstance(found := parse(text, "a text"), dict):
+                return found
+    return OPAQUE
 
 
 def _returns_parsed(node: ast.AST) -> bool:
@@ -128,28 +101,34 @@ class Values:
         ]
         self._depth = 0
         self._resolved: dict[str, Any] = {}  # names that were asked for before
-        self._changes = dict[str, list[Change]]()
-        self._handed = Handed()
+        self._changes = dict[str, list[script_changes.Change]]()
+        self._handed = script_changes.Handed()
         for node in nodes:
             self._define(node)
-        for function in self._functions.values():  # of click: its options are what it takes
-            options = [call for made in function.decorator_list for call in ast.walk(made)]
-            if any(isinstance(one, ast.Call) and last_name(one.func) == "option" for one in options):
-                taken = {one.arg for one in function.args.args} & {*self._namespace} - {*self._assigned}
-                self._assigned |= {name: [self._namespace[name]] for name in taken}
-        self._handed = handed(nodes, self.classes, self.assigned)
+        self._handed = script_changes.handed(nodes, self.classes, self.assigned)
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 self._read_class(node)
+        self._take_options(nodes)
+        self._assigned |= {name: [held] for name, held in composed.items()}
+        self._read_parsers(nodes)
+        for node in nodes:
+            if isinstance(node, ast.Call) and callee(node.func)[1] == "set_defaults":
+                self._lay_under(node)
+        self._changes = script_changes.changes_of(nodes, lambda test: self.of(test) is True)
+        self._resolved = {}
+
+    def _take_options(self, nodes: list[ast.AST]) -> None:
+        """Note what functions take as options, of click or fire, and which are said no to."""
         if any(isinstance(node, ast.Call) and callee(node.func)[1] == "Fire" for node in nodes):
             self.declared |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         for name in [name for name in self._options if name.startswith("no_")]:
             if name[3:] in self._namespace:
                 self._options[name[3:]] = False
-        self._assigned |= {name: [held] for name, held in composed.items()}
-        self._read_parsers(nodes)
-        self._changes = changes_of(nodes, lambda test: self.of(test) is True)
-        self._resolved = {}
+        for function in self._functions.values():
+            if "option" in [last_name(getattr(one, "func", None)) for one in function.decorator_list]:
+                taken = {one.arg for one in function.args.args} & {*self._namespace} - {*self._assigned}
+                self._assigned |= {name: [self._namespace[name]] for name in taken}
 
     def mappings(self) -> Iterator[dict[str, Any]]:
         """Yield the mappings that names stand for, as such or as a text of YAML."""
@@ -231,22 +210,13 @@ class Values:
                     self._parse(target, function.value)
                 elif isinstance(function, ast.Name) and function.id in parsers:
                     self._parse(target, function)
-        for node in nodes:
-            if isinstance(node, ast.Call) and callee(node.func)[1] in ("set_defaults", "update"):
-                self._amend_parsed(node)
 
-    def _amend_parsed(self, call: ast.Call) -> None:
-        """Note what a file lays over, or under, what a parser returned: vars(args).update(of_file)."""
-        owner = getattr(call.func, "value", None)
-        of = owner.args[0] if isinstance(owner, ast.Call) and owner.args else getattr(owner, "value", None)
+    def _lay_under(self, call: ast.Call) -> None:
+        """Note what a file lays under what a parser returned: parser.set_defaults(**of_file)."""
         laid = self.of(call.args[0]) if call.args else self.named(call)
-        parsed = [values[0] for values in self._assigned.values() if isinstance(values[0], dict)]
-        if under := callee(call.func)[1] == "set_defaults":
-            laid = laid | self._options if isinstance(laid, dict) else laid
-        for held in parsed if under else self._assigned.get(last_name(of), ())[:1]:
-            if isinstance(held, dict) and isinstance(laid, dict):
-                held.update(laid)
-                self._resolved = {}
+        for values in self._assigned.values() if isinstance(laid, dict) else ():
+            if isinstance(values[0], dict):
+                values[0].update(laid | self._options)
 
     def _define(self, node: ast.AST) -> None:
         """Note what a statement calls by a name."""
@@ -329,7 +299,7 @@ class Values:
         seen = copy(self)
         seen._changes = {one: given for one, given in self._changes.items() if one != name}
         seen._resolved = {}
-        return changed(held, before, seen.of)
+        return script_changes.changed(held, before, seen.of)
 
     def _parse(self, target: ast.expr, parser: ast.expr) -> None:
         """Note the names that hold what a parser returned."""
@@ -369,8 +339,8 @@ class Values:
                 key = f"{node.id} of {body}"
                 if key not in self._resolved:
                     self._resolved[key] = OPAQUE  # of a name that stands for itself
-                    same = isinstance(value, ast.Name) and value.id == node.id
-                    self._resolved[key] = self._handed_on(value) if same else self.of(value)
+                    on = value if isinstance(value, ast.Name) and value.id == node.id else None
+                    self._resolved[key] = self._handed_on(on) if on else self.of(value)
                 if (found := self._resolved[key]) is not OPAQUE:
                     return found
         return self._named(node)
@@ -428,10 +398,9 @@ class Values:
             owners = [fields for fields in self.classes.values() if node.attr in fields]
             held = owners[0] if len(owners) == 1 else OPAQUE
         of_function = isinstance(node.value, ast.Name) and node.value.id not in self._assigned
-        parses = isinstance(node.value, ast.Call) and callee(node.value.func)[1] == "parse_args"
-        if held is OPAQUE and (parses or (of_function and self._namespace)):
-            told = {**self._namespace, **self._options}
-            held = self._changed(last_name(node.value), told, getattr(node, "lineno", 0))
+        if held is OPAQUE and of_function and self._namespace:
+            parsed = {**self._namespace, **self._options}
+            held = self._changed(last_name(node.value), parsed, getattr(node, "lineno", 0))
         found = held.get(node.attr, OPAQUE) if isinstance(held, dict) else OPAQUE
         if isinstance(found, ast.Lambda):  # a property
             return self.within(found.args, {"self": held}).of(found.body)
@@ -439,13 +408,13 @@ class Values:
 
     def _list(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
         items = [self.of(item) for item in node.elts]
-        return OPAQUE if any(item is OPAQUE for item in items) or _leaves(items) > MAX_TEXT else items
+        return OPAQUE if any(item is OPAQUE for item in items) or leaves(items) > MAX_TEXT else items
 
     def _dict(self, node: ast.Dict) -> Any:
         keyed = [(key and self.of(key), value) for key, value in zip(node.keys, node.values, strict=True)]
         plain = [(key, value) for key, value in keyed if key is None or isinstance(key, str | int)]
         found = self._merged([(key if key is None else str(key), value) for key, value in plain])
-        return OPAQUE if _leaves(found) > MAX_TEXT else found
+        return OPAQUE if leaves(found) > MAX_TEXT else found
 
     def _subscript(self, node: ast.Subscript) -> Any:
         held, key = self.of(node.value), self.of(node.slice)
@@ -475,8 +444,6 @@ class Values:
 
     def _condition(self, node: ast.IfExp) -> Any:
         test = self.of(node.test)
-        if test is OPAQUE and "argv" in ast.unparse(node.test):
-            test = False  # nothing is handed on
         return OPAQUE if test is OPAQUE else self.of(node.body if test else node.orelse)
 
     def _comparison(self, node: ast.Compare) -> Any:
@@ -542,7 +509,7 @@ class Values:
             self.declared |= {*self._options}
             words = (word.partition("=") for word in self._options.get("argv", ()))
             return laid_over({}, self._options | {key: scalar(value) for key, sign, value in words if sign})
-        if name == "parse_args" and self._namespace:
+        if name == "parse_args":
             return {**self._namespace, **self._options}
         if name == "get_world_size":
             return int(self._environment.get("WORLD_SIZE", "1"))

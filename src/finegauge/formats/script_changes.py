@@ -55,8 +55,11 @@ def changes_of(nodes: Sequence[ast.AST], holds: Callable[[ast.expr], bool]) -> d
         else:
             continue
         path = list[ast.expr]()
+        if isinstance(place, ast.Call) and last_name(place.func) == "vars" and place.args:
+            place = place.args[0]
         while isinstance(place, ast.Attribute | ast.Subscript):
-            path.insert(0, ast.Constant(place.attr) if isinstance(place, ast.Attribute) else place.slice)
+            key = ast.Constant(place.attr) if isinstance(place, ast.Attribute) else place.slice
+            path[:0] = [] if getattr(key, "value", "") == "__dict__" else [key]
             place = place.value
         if isinstance(place, ast.Name) and place.id != "self" and (path or function):
             sure = id(node) not in doubtful and not isinstance(node, ast.AugAssign)
@@ -82,7 +85,7 @@ def changed(held: dict[str, Any], changes: Sequence[Change], of: Callable[[Any],
 
 
 def handed(nodes: Sequence[ast.AST], classes: Collection[str], assigned: Callable[[str], Any]) -> Handed:
-    """Return what arguments of functions are that the text calls once; `assigned`: the one value of a name."""
+    """Return what arguments of functions are that the text calls once; `assigned`: a name's one value."""
     methods = {id(one): node.name for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
     functions = [
         (methods.get(id(one), "") if one.name == "__init__" else one.name, one)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from finegauge.formats.python_values import Files, Values
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
 
-_MAX_NEIGHBOURS = 30
-_MAX_NEIGHBOUR = 100_000  # characters
+_MAX_NEIGHBOURS = 200  # that are looked for
+_MAX_NEIGHBOUR = 40_000  # characters
 _FAR = 1_000_000  # lines: a neighbour's stand before those of the text that asks for it
 
 
@@ -24,11 +24,11 @@ def with_neighbours(tree: ast.Module, files: Files) -> None:
     done = set[tuple[str, str]]()
 
     def module(path: str) -> ast.Module:
-        if path not in seen and len(seen) < 10 * _MAX_NEIGHBOURS:
+        if path not in seen and len(seen) < _MAX_NEIGHBOURS:
             seen[path] = ast.Module([], [])
             named = [f"{up}{path}{end}" for up in ("", "../") for end in (".py", "/__init__.py")]
             text = next(filter(None, map(files, named)), "")
-            few = sum(bool(one.body) for one in seen.values()) < _MAX_NEIGHBOURS
+            few = sum(bool(one.body) for one in seen.values()) < _MAX_NEIGHBOURS / 10
             with suppress(SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the text's own escapes
                 seen[path] = ast.parse(text if few and len(text) < _MAX_NEIGHBOUR else "")
@@ -67,8 +67,9 @@ def _definitions(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:
     """Return the statements that define or change names, "*" of all, and those that these need."""
     given = [(one, _names(one)) for one in body if not isinstance(one, ast.Expr)]
     asked = {name for _, names in given for name in names} if "*" in wanted else {*wanted}
-    kept, found = set[int](), True
-    while found:
+    kept, count = set[int](), -1
+    while len(kept) > count:
+        count = len(kept)
         found = [one for one, names in given if id(one) not in kept and names & asked]
         kept |= {id(one) for one in found}
         asked |= {node.id for one in found for node in ast.walk(one) if isinstance(node, ast.Name)}
@@ -127,12 +128,13 @@ def drop_later(nodes: Sequence[ast.AST]) -> bool:
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     several, trains = False, any(map(_makes_trainer, nodes))
     for node in nodes:
-        body = getattr(node, "body", None)
-        for at, one in enumerate(body if isinstance(body, list) else ()):
+        body, made = getattr(node, "body", None), set[str]()
+        body = body if isinstance(body, list) else []
+        for at, one in enumerate(body):
             call = getattr(one, "value", None)
             owner = getattr(call.func, "value", None) if isinstance(call, ast.Call) else None
-            made = {last_name(one.targets[0]) for one in body[:at] if isinstance(one, ast.Assign) and any(
-                map(_makes_trainer, ast.walk(one)))}  # fmt: skip
+            if isinstance(one, ast.Assign) and any(map(_makes_trainer, ast.walk(one))):
+                made.add(last_name(one.targets[0]))
             if last_name(getattr(call, "func", None)) == "train" and (
                 last_name(owner) in made or _makes_trainer(owner)
             ):
@@ -140,7 +142,7 @@ def drop_later(nodes: Sequence[ast.AST]) -> bool:
                 if any(map(_makes_trainer, later)):
                     several = True
                     del body[at + 1 :]
-                    break
+                break
         if trains and isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             unread = isinstance(node.targets[0], ast.Name) and node.targets[0].id not in read
             if unread and last_name(node.value.func) == "LoraConfig":

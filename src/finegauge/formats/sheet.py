@@ -246,6 +246,15 @@ def scalar(value: Any) -> Any:
         return value
 
 
+def leaves(value: Any, most: int = MAX_TEXT) -> int:
+    """Return how many values a list or a mapping holds, those inside too, counted up to `most`."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    count = 1
+    for one in inside:
+        count += leaves(one, most - count) if count <= most else 1
+    return count
+
+
 def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's keys under the options, "section.key" ones inside their sections."""
     result: dict[str, Any] = dict(keys)
