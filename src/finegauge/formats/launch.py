@@ -417,8 +417,7 @@ def _own_settings(script: tuple[str, str] | None) -> str:
         return "hydra"
     opens = re.search(r"safe_load|(yaml|json|OmegaConf|tomli?|tomllib)\.load", text)
     declares = re.search(r"""add_argument\(\s*(["']-\w["'],\s*)?["']--config([_-](file|path))?["']""", text)
-    named = declares or ("argv[" in text and "HfArgumentParser(" not in text)
-    return "argparse" if opens and named else ""
+    return "argparse" if opens and (declares or ("argv[" in text and "HfArgumentParser(" not in text)) else ""
 
 
 def _of_its_own(
@@ -511,7 +510,8 @@ def _of_script(
 ) -> scripts.Script:
     """Return what a script on disk says under its options; where it says nothing, the options alone."""
     try:
-        return scripts.load_python(script[0], os.path.basename(named), options, environment, place.beside)
+        near = Place(script[1], place.name, place.files, trusted=place.trusted, mounts=place.mounts)
+        return scripts.load_python(script[0], os.path.basename(named), options, environment, near.beside)
     except FileFormatError:
         found = reader or recognise(options)
         if found not in _GENERIC:

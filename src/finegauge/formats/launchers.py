@@ -109,13 +109,20 @@ class Place:
     """Where a command is started, and what it may read."""
 
     def __init__(
-        self, file: str, name: str, files: Mapping[str, str] = {}, *, trusted: bool = False, depth: int = 0
+        self,
+        file: str,
+        name: str,
+        files: Mapping[str, str] = {},
+        *,
+        trusted: bool = False,
+        depth: int = 0,
+        mounts: Mapping[str, str] = {},
     ) -> None:
         """Begin with `files` that are written on the way; `trusted`: the user names the files."""
         self.file, self.name = file, name
         self.files = {WORKING.sub("", one): text for one, text in files.items()}
         self.trusted, self.depth = trusted, depth
-        self.mounts: dict[str, str] = {}  # folders of the machine that runs it: where they lie here
+        self.mounts = {**mounts}  # folders of the machine that runs it: where they lie here
 
     def text(self, named: str) -> tuple[str, str] | None:
         """Return (text, path) of a file, None where it is not there or not inside the project."""

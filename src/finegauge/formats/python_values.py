@@ -122,9 +122,8 @@ class Values:
         """Note what functions take as options, of click or fire, and which are said no to."""
         if any(isinstance(node, ast.Call) and callee(node.func)[1] == "Fire" for node in nodes):
             self.declared |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-        for name in [name for name in self._options if name.startswith("no_")]:
-            if name[3:] in self._namespace:
-                self._options[name[3:]] = False
+        denied = {name[3:] for name in self._options if name.startswith("no_")} & {*self._namespace}
+        self._options |= dict.fromkeys(denied, False)
         for function in self._functions.values():
             if "option" in [last_name(getattr(one, "func", None)) for one in function.decorator_list]:
                 taken = {one.arg for one in function.args.args} & {*self._namespace} - {*self._assigned}
@@ -259,7 +258,8 @@ class Values:
         """Note an option that the script takes, and its default."""
         flags = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         words = {one.arg: one.value for one in call.keywords}
-        name = next((one for one in flags if one.startswith("--")), flags[0] if flags else "")
+        named = [one for one in flags if one.isidentifier()] or [one for one in flags if one[:2] == "--"]
+        name = (named or flags or [""])[0]
         dest, action = (self.of(words.get(key, ast.Constant(""))) for key in ("dest", "action"))
         name = str(dest or name.lstrip("-").partition("/")[0].replace("-", "_"))
         given = [one.lstrip("-").replace("-", "_") for one in flags]  # -r 16 is --rank 16
@@ -267,12 +267,13 @@ class Values:
         stated = [self._options[one] for one in given if one in self._options]
         self._options |= {name: stated[-1]} if stated else {}
         if str(action).startswith("store_"):
+            self._options |= {name: action == "store_true"} if True in stated else {}
             self._namespace.setdefault(name, action == "store_false")
         elif "default" in words:
             self._namespace.setdefault(name, words["default"])
 
     def _read_class(self, node: ast.ClassDef) -> None:
-        """Note the constants of a class, those that it gives itself included."""
+        """Note the constants of a class, those that it gives itself or has of another included."""
         fields = self.classes[node.name]
         for part in ast.walk(node):
             if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
@@ -288,6 +289,8 @@ class Values:
                 last = part.body[-1]
                 if isinstance(last, ast.Return) and last.value:
                     fields[part.name] = ast.Lambda(part.args, last.value)
+        for base in [one for one in map(last_name, node.bases) if one in self.classes and one != node.name]:
+            fields |= self.classes[base] | fields
 
     def _changed(self, name: str, held: Any, line: int = 0) -> Any:
         """Return what a name holds with what the text sets within it, up to a line of the same function."""

@@ -45,7 +45,8 @@ def with_neighbours(tree: ast.Module, files: Files) -> None:
         for node in used:
             for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
                 of = str(node.module or "") if isinstance(node, ast.ImportFrom) else ""
-                root = folder if isinstance(node, ast.ImportFrom) and node.level else ""
+                level = node.level if isinstance(node, ast.ImportFrom) else 0
+                root = folder + "../" * (level - 1) if level else ""
                 whole, part = (
                     root + name.strip(".").replace(".", "/") for name in (f"{of}.{alias.name}", of)
                 )
@@ -56,6 +57,9 @@ def with_neighbours(tree: ast.Module, files: Files) -> None:
                 held = _definitions(module(path).body, wanted) if path and not again else []
                 found += [*taken(held, "".join(path.rpartition("/")[:2])), *held]
                 constants = [one for one in held if isinstance(one, ast.Assign | ast.AnnAssign)]
+                if held and alias.asname and not is_module:
+                    other = ast.Name(alias.name, ast.Load(), lineno=held[0].lineno)
+                    found.append(ast.Assign([ast.Name(alias.asname, ast.Store())], other, col_offset=0))
                 if is_module and constants:
                     found.append(ast.ClassDef(alias.asname or alias.name, [], [], [*constants], []))
         return found
@@ -131,15 +135,11 @@ def drop_later(nodes: Sequence[ast.AST]) -> bool:
         body, made = getattr(node, "body", None), set[str]()
         body = body if isinstance(body, list) else []
         for at, one in enumerate(body):
-            call = getattr(one, "value", None)
-            owner = getattr(call.func, "value", None) if isinstance(call, ast.Call) else None
             if isinstance(one, ast.Assign) and any(map(_makes_trainer, ast.walk(one))):
                 made.add(last_name(one.targets[0]))
-            if last_name(getattr(call, "func", None)) == "train" and (
-                last_name(owner) in made or _makes_trainer(owner)
-            ):
+            if _is_train(getattr(one, "value", None), made):
                 later = [part for behind in body[at + 1 :] for part in ast.walk(behind)]
-                if any(map(_makes_trainer, later)):
+                if any(_makes_trainer(part) or _is_train(part, made) for part in later):
                     several = True
                     del body[at + 1 :]
                 break
@@ -148,6 +148,12 @@ def drop_later(nodes: Sequence[ast.AST]) -> bool:
             if unread and last_name(node.value.func) == "LoraConfig":
                 node.value = ast.Constant(None)
     return several
+
+
+def _is_train(node: ast.AST | None, trainers: set[str]) -> bool:
+    owner = getattr(node.func, "value", None) if isinstance(node, ast.Call) else None
+    trains = isinstance(node, ast.Call) and last_name(node.func) == "train"
+    return trains and (last_name(owner) in trainers or _makes_trainer(owner))
 
 
 def _makes_trainer(node: ast.AST | None) -> bool:
