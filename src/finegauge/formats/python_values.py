@@ -7,20 +7,18 @@ or from a command line. Nothing is run: the rest is `OPAQUE`.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from copy import copy
 from functools import reduce
+from itertools import count
 from math import ceil, floor
 from operator import ge, gt, le, lt
 from typing import Any
 
-from finegauge.documents import parse_toml, parse_yaml
-from finegauge.errors import FileFormatError
 from finegauge.formats import script_changes
 from finegauge.formats.launcher_files import merged
 from finegauge.formats.launchers import joined
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
-from finegauge.formats.sheet import MAX_TEXT, laid_over, leaves, scalar
+from finegauge.formats.sheet import MAX_TEXT, held_by, laid_over, leaves, scalar
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _FILLED = (("tyro", "cli"), ("simple_parsing", "parse"), ("draccus", "parse"))  # by the command line
@@ -51,16 +49,8 @@ _DEFAULTS = ("field", "Field", "Option", "Argument")
 _DECLARED = ("add_argument", "option", "Option")
 Files = Callable[[Any], str | None]  # returns the text of a file beside a script
 _MAX_DEPTH = 40  # of names that stand for names
+_MAX_STEPS = 20_000  # expressions that are worked out
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge}
-
-
-def _held(text: Any) -> Any:
-    """Return the mapping that a text of YAML, JSON or TOML holds; `OPAQUE` of anything else."""
-    for parse in (parse_yaml, parse_toml) if isinstance(text, str) else ():
-        with suppress(FileFormatError):
-            if isinstance(found := parse(text, "a text"), dict):
-                return found
-    return OPAQUE
 
 
 def _returns_parsed(node: ast.AST) -> bool:
@@ -94,12 +84,12 @@ class Values:
         self._options = {name: scalar(value) for name, value in options.items()}
         self._assigned: dict[str, list[Any]] = {"__name__": ["__main__"], "__file__": ["./script.py"]}
         self._namespace: dict[str, Any] = {}  # of argparse and click
-        self._functions = {n.name: n for n in nodes if isinstance(n, ast.FunctionDef)}
         self._inside: set[str] = set()  # names that not the text's own lines alone assign
-        self._bodies = [
-            (n.body[0].lineno, n.end_lineno or 0) for n in nodes if isinstance(n, ast.FunctionDef)
-        ]
-        self._depth = 0
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        self._functions = {one.name: one for one in functions}
+        self._bodies = [(one.body[0].lineno, one.end_lineno or 0) for one in functions]
+        self._around: dict[int, list[tuple[int, int]]] = {}  # of lines, those that they stand in
+        self._depth, self._steps = 0, count()
         self._resolved: dict[str, Any] = {}  # names that were asked for before
         self._changes = dict[str, list[script_changes.Change]]()
         self._handed = script_changes.Handed()
@@ -134,8 +124,7 @@ class Values:
         for name, values in self._assigned.items():
             held = self._stands_for(name) if isinstance(values[0], ast.AST) else None
             if isinstance(values[0], ast.JoinedStr):
-                held = _held(self.template(values[0]))
-                yield from [held] if isinstance(held, dict) else []
+                yield from filter(None, [held_by(self.template(values[0]))])
             elif isinstance(held, dict) and held:
                 found = {key: self.of(value) for key, value in held.items()}
                 yield {key: value for key, value in found.items() if value is not OPAQUE}
@@ -181,7 +170,7 @@ class Values:
             return node
         self._depth += 1
         try:
-            kind = _KINDS.get(type(node))
+            kind = _KINDS.get(type(node)) if next(self._steps) < _MAX_STEPS else None
             return OPAQUE if kind is None or self._depth > _MAX_DEPTH else kind(self, node)
         finally:
             self._depth -= 1
@@ -366,7 +355,9 @@ class Values:
 
     def _bodies_of(self, line: int) -> list[tuple[int, int]]:
         """Return the functions that a line stands in, the innermost first."""
-        return sorted((body for body in self._bodies if body[0] <= line <= body[1]), reverse=True)
+        if line not in self._around:
+            self._around[line] = sorted(one for one in self._bodies if one[0] <= line <= one[1])[::-1]
+        return self._around[line]
 
     def _body(self, line: int) -> tuple[int, ...]:
         return next(iter(self._bodies_of(line)), ())
@@ -503,7 +494,7 @@ class Values:
 
     def _within(self, value: Any) -> Any:
         """Return what an expression comes to, and those that a mapping holds."""
-        held = self.of(value)
+        held = value if isinstance(value, ast.Lambda) else self.of(value)
         return {key: self._within(one) for key, one in held.items()} if isinstance(held, dict) else held
 
     def _plain(self, owner: str, name: str, given: list[Any]) -> Any:
@@ -548,7 +539,8 @@ class Values:
         """Return what a call reads out of a text or a file, or a function of the text returns; else None."""
         held = node.args[0] if node.args else getattr(node.func, "value", None)
         if (owner, name) in _TEXTS:
-            return _held(self.of(held))
+            found = held_by(self.of(held))
+            return OPAQUE if found is None else found
         if name in self._functions and (not owner or owner in self.classes):
             return self._returned(self._functions[name], node, owner)
         if name not in _OPENED:
@@ -556,7 +548,8 @@ class Values:
         text = self.of(held) if name == "read" and not node.args else self._files(named := self.of(held))
         if text is None and isinstance(named, str) and named.endswith((".yaml", ".yml", ".json", ".toml")):
             self.missing.append(named)
-        return OPAQUE if text is None else _held(text) if name == "load" else text
+        told = held_by(text) if name == "load" else text
+        return OPAQUE if told is None else told
 
     def _of_words(self, held: ast.expr, name: str, given: list[ast.expr]) -> Any:
         """Return the words of a text, it without the spaces around it, or what a mapping has."""

@@ -93,7 +93,8 @@ def handed(nodes: Sequence[ast.AST], classes: Collection[str], assigned: Callabl
         if isinstance(one, ast.FunctionDef)
     ]
     uses = Counter([name for name, _ in functions])
-    uses.update(node.id for node in nodes if isinstance(node, ast.Name))
+    read = [one for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]
+    uses.update(one.id for one in read)
     found, called = Handed(), dict[str, list[ast.Call]]()
     for node in nodes:
         if isinstance(node, ast.Call) and (call := _own_call(node, classes, assigned)):

@@ -57,14 +57,24 @@ def with_neighbours(tree: ast.Module, files: Files) -> None:
                 held = _definitions(module(path).body, wanted) if path and not again else []
                 found += [*taken(held, "".join(path.rpartition("/")[:2])), *held]
                 constants = [one for one in held if isinstance(one, ast.Assign | ast.AnnAssign)]
-                if held and alias.asname and not is_module:
-                    other = ast.Name(alias.name, ast.Load(), lineno=held[0].lineno)
-                    found.append(ast.Assign([ast.Name(alias.asname, ast.Store())], other, col_offset=0))
+                found += [] if is_module else _renamed(held, alias)
                 if is_module and constants:
                     found.append(ast.ClassDef(alias.asname or alias.name, [], [], [*constants], []))
         return found
 
     tree.body[:0] = {id(one): one for one in taken(tree.body, "")}.values()
+
+
+def _renamed(held: Sequence[ast.stmt], alias: ast.alias) -> list[ast.stmt]:
+    """Have definitions go by the name that an import gives them; return the line that says so of values."""
+    if not held or not alias.asname:
+        return []
+    for one in held:
+        if isinstance(one, ast.FunctionDef | ast.ClassDef) and one.name in (alias.name, alias.asname):
+            one.name = alias.asname
+            return []
+    other = ast.Name(alias.name, ast.Load(), lineno=held[0].lineno)
+    return [ast.Assign([ast.Name(alias.asname, ast.Store())], other, col_offset=0)]
 
 
 def _definitions(body: Sequence[ast.stmt], wanted: set[str]) -> list[ast.stmt]:

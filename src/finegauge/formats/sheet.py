@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from finegauge.documents import installed_version, parse_yaml
+from finegauge.documents import installed_version, parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, FineGaugeError, InputError, UnknownNameError
 from finegauge.records import NamedTuple
 from finegauge.run.run import Run, figures
@@ -244,6 +244,15 @@ def scalar(value: Any) -> Any:
         return int(value) if value.strip("+-").isdecimal() else float(value)
     except ValueError:
         return value
+
+
+def held_by(text: Any) -> dict[str, Any] | None:
+    """Return the mapping that a text of YAML, JSON or TOML holds; None of anything else."""
+    for parse in (parse_yaml, parse_toml) if isinstance(text, str) else ():
+        with suppress(FileFormatError):
+            if isinstance(found := parse(text, "a text"), dict):
+                return found
+    return None
 
 
 def leaves(value: Any, most: int = MAX_TEXT) -> int:
