@@ -294,7 +294,7 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
         )
     for pattern, program in SCRIPTS:
         if found := re.fullmatch(pattern, named[:200]):
-            if not module and not _is_of(program, named, rest):
+            if not module and not _is_of(program, named, rest, place):
                 break
             kind = found.groupdict().get("kind")
             known = program._replace(keys={**program.keys, "trainer": kind}) if kind else program
@@ -326,8 +326,8 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
     return _read(Program("llm_foundry", hydra=True) if composed else Program(), line, text)
 
 
-def _is_of(program: Program, named: str, rest: Sequence[str]) -> bool:
-    """Return whether a script that is called as a framework's is its own, by its options.
+def _is_of(program: Program, named: str, rest: Sequence[str], place: Place) -> bool:
+    """Return whether a script that is called as a framework's is its own, by its text or its options.
 
     Those are src/train.py, as LLaMA-Factory's is called, and finetuning.py, as llama-recipes' is.
     """
@@ -335,6 +335,8 @@ def _is_of(program: Program, named: str, rest: Sequence[str]) -> bool:
         return not ({"model_name_or_path", "model_path", "model_id", "batch_size"} & {*options_of(rest)[0]})
     if program is not LLAMA_FACTORY:
         return True
+    if (held := place.text(named)) and not re.search("run_exp|llamafactory|llmtuner", held[0]):
+        return False
     if not re.match(r"(\.\./)*src/", named) or any(word.endswith(CONFIGS) for word in rest[:1]):
         return True
     return programs.is_llama_factory(options_of(rest)[0])
@@ -352,7 +354,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if not program.reader and any(word.startswith("--job.config_file") for word in rest):
         program, script = Program("torchtitan"), None  # whose train.py it is
     arrays = [word for word in rest if re.fullmatch(r"\$\{\w+\[[@*]\]\}", word)]  # that nobody sets
-    rest, settles = [word for word in rest if word not in arrays], _own_settings(script)
+    rest, settles = [word for word in rest if word not in arrays], programs.own_settings(script, place.beside)
     options, loose = options_of(rest, hydra=program.hydra or settles == "hydra" or _looks_like_hydra(rest))
     if str(options.get("do_train", "")).lower() in ("false", "0"):
         raise _TrainsNothingError(
@@ -408,16 +410,6 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     if block:
         keys = {**keys, BLOCK: {**block, **mapping_in(keys, BLOCK)}}
     return Launch(keys, reader, tuple(warnings), file or place.file, accelerate)
-
-
-def _own_settings(script: tuple[str, str] | None) -> str:
-    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse" or ""."""
-    text = script[0] if script else ""
-    if re.search(r"^\s*@hydra\.main\(", text, re.MULTILINE):
-        return "hydra"
-    opens = re.search(r"safe_load|(yaml|json|OmegaConf|tomli?|tomllib)\.load", text)
-    declares = re.search(r"""add_argument\(\s*(["']-\w["'],\s*)?["']--config([_-](file|path))?["']""", text)
-    return "argparse" if opens and (declares or ("argv[" in text and "HfArgumentParser(" not in text)) else ""
 
 
 def _of_its_own(

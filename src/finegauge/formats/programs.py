@@ -282,3 +282,21 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
     (r"sglang\.launch_server", _SGLANG),
     (r"lightllm\.server\.api_server", _LIGHTLLM),
 )  # fmt: skip
+
+
+def own_settings(script: tuple[str, str] | None, files: Callable[[str], str | None]) -> str:
+    """Return how a script takes its settings from a file that it opens itself: "hydra", "argparse" or "".
+
+    `files` returns the text of one beside it, which may open it for the script.
+    """
+    text = script[0] if script else ""
+    if re.search(r"^\s*@hydra\.main\(", text, re.MULTILINE):
+        return "hydra"
+    declares = re.search(r"""add_argument\(\s*(["']-\w["'],\s*)?["']--config([_-](file|path))?["']""", text)
+    named = declares or ("argv[" in text and "HfArgumentParser(" not in text)
+    modules = re.findall(r"^\s*from\s+\.*([\w.]{1,100})\s+import", text, re.MULTILINE)[:20] if named else []
+    near = (files(f"{module.replace('.', '/')}.py") or "" for module in modules)
+    opens = any(
+        re.search(r"safe_load|(yaml|json|OmegaConf|tomli?|tomllib)\.load", one) for one in (text, *near)
+    )
+    return "argparse" if opens and named else ""

@@ -35,10 +35,8 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {k.__name__: k for k in _BUILT_IN} | 
     "dirname": lambda path: path.rpartition("/")[0],
 }
 _WORDS = ("get", "split", "strip", "lower", "upper", "as_posix", "resolve", "absolute")
-_TEXTS = (
-    *(("yaml", way) for way in ("safe_load", "full_load", "load")),
-    *((kind, way) for kind in ("json", "toml", "tomli", "tomllib") for way in ("load", "loads")),
-)
+_TEXTS = ("yaml", "json", "toml", "tomli", "tomllib")  # what they hold
+_LOADS = ("load", "loads", "safe_load", "full_load")
 _OPENED = ("open", "read_text", "read", "load")  # of a file beside the script; load is OmegaConf's
 _HOLDERS = (
     *("dict", "SimpleNamespace", "OmegaConf", "EasyDict", "edict", "ParallelismConfig", "Namespace", "Box"),
@@ -51,11 +49,6 @@ Files = Callable[[Any], str | None]  # returns the text of a file beside a scrip
 _MAX_DEPTH = 40  # of names that stand for names
 _MAX_STEPS = 20_000  # expressions that are worked out
 _ORDER: Mapping[Any, Callable[[Any, Any], bool]] = {ast.Lt: lt, ast.LtE: le, ast.Gt: gt, ast.GtE: ge}
-
-
-def _returns_parsed(node: ast.AST) -> bool:
-    value = node.value if isinstance(node, ast.Return) else None
-    return isinstance(value, ast.Call) and callee(value.func)[1] in _PARSED
 
 
 class Values:
@@ -79,8 +72,8 @@ class Values:
         self.parsed_classes: set[str] = set()
         self.declared = {"argv"}  # options of argparse, click and tyro; words that are none
         self.asks_for_bf16 = False
-        self.classes = dict[str, dict[str, Any]]()  # constants of the text's own classes
-        self.classes |= {node.name: {} for node in nodes if isinstance(node, ast.ClassDef)}
+        named = (node.name for node in nodes if isinstance(node, ast.ClassDef))
+        self.classes: dict[str, dict[str, Any]] = {name: {} for name in named}  # their constants
         self._options = {name: scalar(value) for name, value in options.items()}
         self._assigned: dict[str, list[Any]] = {"__name__": ["__main__"], "__file__": ["./script.py"]}
         self._namespace: dict[str, Any] = {}  # of argparse and click
@@ -131,8 +124,7 @@ class Values:
 
     def assigned(self, name: str) -> Any:
         """Return the one expression that a name is assigned; None where there is none, or are several."""
-        found = self._assigned.get(name, ())
-        return found[0] if len(found) == 1 else None
+        return found[0] if len(found := self._assigned.get(name, ())) == 1 else None
 
     def option(self, name: str) -> Any:
         """Return what the command line says of an option; `OPAQUE` where it says nothing."""
@@ -178,7 +170,10 @@ class Values:
     def _read_parsers(self, nodes: list[ast.AST]) -> None:
         """Note what parsers of the command line return, and functions that hand it on."""
         functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-        parsers = {node.name for node in functions if any(map(_returns_parsed, ast.walk(node)))}
+        returned = [
+            (node.name, one) for node in functions for one in ast.walk(node) if isinstance(one, ast.Return)
+        ]
+        parsers = {name for name, one in returned if last_name(getattr(one.value, "func", None)) in _PARSED}
         for node in nodes:
             value = node.value if isinstance(node, ast.Assign) else None
             target = node.targets[0] if isinstance(node, ast.Assign) else None
@@ -264,6 +259,9 @@ class Values:
     def _read_class(self, node: ast.ClassDef) -> None:
         """Note the constants of a class, those that it gives itself or has of another included."""
         fields = self.classes[node.name]
+        named = {callee(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)}
+        if {("__dict__", "update"), ("", "setattr")} & named:  # it holds whatever it is handed
+            fields["__dict__"] = OPAQUE
         for part in ast.walk(node):
             if isinstance(part, ast.Assign | ast.AnnAssign) and part.value is not None:
                 target = part.targets[0] if isinstance(part, ast.Assign) else part.target
@@ -348,8 +346,11 @@ class Values:
             self._resolved[key] = OPAQUE  # of a name that stands for itself
             self._resolved[key] = self.of(own[0]) if alone else self._stands_for(name)
         found = self._resolved[key]
-        if found is not OPAQUE or alone or body or name in self._inside or len(given) < 2:
-            return found  # of a function the callers stand anywhere
+        if found is not OPAQUE or alone or name in self._inside or len(given) < 2:
+            return found
+        if body:  # of a function that is called once: as it stands there
+            call = self._handed.get((body, ""))
+            return self._named(ast.Name(name, ast.Load(), lineno=call.lineno)) if call else found
         before = [v for v in own if getattr(v, "lineno", line) < line]
         return self.of(before[-1]) if before else found
 
@@ -391,8 +392,8 @@ class Values:
         if held is OPAQUE and last_name(node.value) == "self":
             owners = [fields for fields in self.classes.values() if node.attr in fields]
             held = owners[0] if len(owners) == 1 else OPAQUE
-        of_function = isinstance(node.value, ast.Name) and node.value.id not in self._assigned
-        if held is OPAQUE and of_function and self._namespace:
+        unset = isinstance(node.value, ast.Name) and node.value.id not in self._assigned
+        if held is OPAQUE and unset and self._namespace:
             parsed = {**self._namespace, **self._options}
             held = self._changed(last_name(node.value), parsed, getattr(node, "lineno", 0))
         found = held.get(node.attr, OPAQUE) if isinstance(held, dict) else OPAQUE
@@ -472,12 +473,18 @@ class Values:
         filled = (owner, name) in _FILLED and bool(node.args)
         if filled or name in _HOLDERS or name in self.classes:
             held = self.classes.get(last_name(node.args[0]) if filled else name, {})
-            self.declared |= {*held} if filled else set()
-            first_ = self.of(node.args[0]) if node.args and name in _HOLDERS else None
+            holds = name in _HOLDERS or "__dict__" in held
+            first_ = self.of(node.args[0]) if node.args and holds else None
             own = self.named(node) | (first_ if isinstance(first_, dict) else {})
             if filled:  # --model.name of a class within
+                self.declared |= {*held}
                 return laid_over(self._within(held), self._options)
             return held | own
+        held = self.of(
+            (node.args or [node.func])[0] if name == "replace" else getattr(node.func, "value", None)
+        )
+        if name in ("replace", "_replace") and isinstance(held, dict):
+            return held | self.named(node)
         first: list[Any] = []
         if name in _DEFAULTS:
             first = [one.value for one in node.keywords if one.arg == "default"] or [*node.args, None]
@@ -538,7 +545,7 @@ class Values:
     def _of_file(self, node: ast.Call, owner: str, name: str) -> Any:
         """Return what a call reads out of a text or a file, or a function of the text returns; else None."""
         held = node.args[0] if node.args else getattr(node.func, "value", None)
-        if (owner, name) in _TEXTS:
+        if owner in _TEXTS and name in _LOADS:
             found = held_by(self.of(held))
             return OPAQUE if found is None else found
         if name in self._functions and (not owner or owner in self.classes):

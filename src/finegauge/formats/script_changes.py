@@ -12,7 +12,7 @@ from typing import Any
 from finegauge.records import NamedTuple
 
 OPAQUE = object()  # what only running a text would tell
-Handed = dict[tuple[tuple[int, int], str], ast.expr]  # {(lines of a function, argument): value}
+Handed = dict[tuple[tuple[int, ...], str], ast.expr]  # {(lines of a function, argument): value}; "": the call
 
 
 class Change(NamedTuple):
@@ -120,6 +120,7 @@ def handed(nodes: Sequence[ast.AST], classes: Collection[str], assigned: Callabl
             node.ctx, ast.Store)}  # fmt: skip
         body = (function.body[0].lineno, function.end_lineno or 0)
         found |= {(body, name): value for name, value in told.items() if name not in stored}
+        found[body, ""] = calls[0]
     return found
 
 
@@ -127,10 +128,12 @@ def _own_call(node: ast.Call, classes: Collection[str], assigned: Callable[[str]
     """Return the call of one of the text's own functions that a call is, or hands on: partial(f, size=2)."""
     owner, told = getattr(node.func, "value", None), {one.arg: one.value for one in node.keywords}
     if last_name(node.func) == "partial" and node.args:
-        return ast.Call(node.args[0], node.args[1:], node.keywords)
+        return ast.Call(node.args[0], node.args[1:], node.keywords, lineno=node.lineno)
+    if last_name(node.func) == "map" and node.args and isinstance(node.args[0], ast.Name):
+        return ast.Call(node.args[0], [], [], lineno=node.lineno)
     if "train_loop_config" in told:  # Ray's
         loop = told.get("train_loop_per_worker") or (node.args or [node])[0]
-        return ast.Call(loop, [told["train_loop_config"]], [])
+        return ast.Call(loop, [told["train_loop_config"]], [], lineno=node.lineno)
     made = assigned(last_name(owner)) if isinstance(owner, ast.Name) else owner
     own = isinstance(made, ast.Call) and last_name(made.func) in classes
     return node if not owner or own or last_name(owner) in ("self", "cls", *classes) else None

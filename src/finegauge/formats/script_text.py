@@ -102,6 +102,22 @@ def _names(statement: ast.stmt) -> set[str]:
     }
 
 
+def unfold_partials(nodes: Sequence[ast.AST]) -> None:
+    """Have calls of a name that is partial(f, a=1) be those of f, with what that hands on."""
+    made = {
+        last_name(node.targets[0]): node.value
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        if last_name(node.value.func) == "partial" and node.value.args
+    }
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in made:
+            held = made[node.func.id]
+            told = {one.arg for one in node.keywords}
+            node.func, node.args[:0] = held.args[0], held.args[1:]
+            node.keywords += [one for one in held.keywords if one.arg not in told]
+
+
 def drop_dead_branches(nodes: Sequence[ast.AST], values: Values) -> bool:
     """Empty the branches whose conditions the text decides the other way; return whether there were any.
 

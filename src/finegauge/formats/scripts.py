@@ -19,7 +19,7 @@ from finegauge.formats.notebooks import MAX_SCRIPT
 from finegauge.formats.python_values import Files, Values
 from finegauge.formats.recipes import READER, hydra_settings, recipe_in
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
-from finegauge.formats.script_text import drop_dead_branches, drop_later, with_neighbours
+from finegauge.formats.script_text import drop_dead_branches, drop_later, unfold_partials, with_neighbours
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
@@ -137,6 +137,7 @@ def load_python(
     """
     tree = _parsed(text, name)
     with_neighbours(tree, files)
+    unfold_partials(list(ast.walk(tree)))
     name_linears(tree)
     composed, missing = hydra_settings(list(ast.walk(tree)), options, files)
     script = _Reader(tree, {} if composed else options, environment, files, composed)
@@ -282,6 +283,13 @@ class _Reader:
         self.adapts = False
         self.loads_itself = False
         self._trainings: set[str] = set()  # names of training arguments
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        self._makers = {
+            one.name
+            for one in functions
+            if isinstance(last := one.body[-1], ast.Return) and isinstance(last.value, ast.Call)
+            if last_name(last.value.func) in {*_TRL_ARGUMENTS} | _HF_ARGUMENTS
+        }
         self.model_computed = False
         self.loads_adapters = False  # of another training, to go on with
         self.builds, self._built = False, None  # a model without its weights, of another's configuration
@@ -348,7 +356,8 @@ class _Reader:
 
     def _read(self, call: ast.Call, owner: str, name: str) -> None:
         """Read one call, if it is one of those that make up a training."""
-        if name in _TRAINERS and self.modules.get(owner or name, "trl").partition(".")[0] not in _TRAINERS_OF:
+        module = "." if not owner and name in self.values.classes else self.modules.get(owner or name, "trl")
+        if name in _TRAINERS and module.partition(".")[0] not in _TRAINERS_OF:
             return  # a class of the script's own project, called as one that is known
         if isinstance(alias := self.values.assigned(owner), ast.Name | ast.Attribute):
             owner = last_name(alias)  # model_class = AutoModelForCausalLM
@@ -509,7 +518,10 @@ class _Reader:
     def _amend(self, target: ast.expr, value: ast.expr) -> None:
         """Read an argument that is set after the call: training_args.max_steps = 10."""
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            if callee(value.func)[1] in {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg", "LoraConfig"} | _HF_ARGUMENTS:
+            if (
+                callee(value.func)[1]
+                in self._makers | {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg", "LoraConfig"} | _HF_ARGUMENTS
+            ):
                 self._trainings.add(target.id)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):  # of a parser
             self._trainings |= {name for name in map(last_name, target.elts) if "train" in name}
