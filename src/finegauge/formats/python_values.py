@@ -124,7 +124,8 @@ class Values:
 
     def assigned(self, name: str) -> Any:
         """Return the one expression that a name is assigned; None where there is none, or are several."""
-        return found[0] if len(found := self._assigned.get(name, ())) == 1 else None
+        found = self._assigned.get(name, ())
+        return found[0] if len(found) == 1 else None
 
     def option(self, name: str) -> Any:
         """Return what the command line says of an option; `OPAQUE` where it says nothing."""
@@ -350,7 +351,7 @@ class Values:
             return found
         if body:  # of a function that is called once: as it stands there
             call = self._handed.get((body, ""))
-            return self._named(ast.Name(name, ast.Load(), lineno=call.lineno)) if call else found
+            return self.of(ast.Name(name, ast.Load(), lineno=call.lineno)) if call else found
         before = [v for v in own if getattr(v, "lineno", line) < line]
         return self.of(before[-1]) if before else found
 
@@ -455,8 +456,7 @@ class Values:
 
     def template(self, node: ast.JoinedStr) -> str:
         """Return a text with variables of the shell for what running the script alone would tell."""
-        parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
-        told = [(part, self.of(part)) for part in parts]
+        told = [(part, self.of(part)) for part in (getattr(one, "value", one) for one in node.values)]
         return "".join(f"${last_name(part) or 'computed'}" if v is OPAQUE else str(v) for part, v in told)
 
     def _text(self, node: ast.JoinedStr) -> Any:

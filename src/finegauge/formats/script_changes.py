@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from finegauge.formats.sheet import held_by
 from finegauge.records import NamedTuple
 
 OPAQUE = object()  # what only running a text would tell
@@ -78,7 +79,7 @@ def changed(held: dict[str, Any], changes: Sequence[Change], of: Callable[[Any],
         for key in keys if merges else keys[:-1]:
             below = of(place.get(key, OPAQUE))
             place[key] = place = dict(below) if isinstance(below, dict) else {}
-        entries = {keys[-1]: told} if not merges else told if isinstance(told, dict) else {}
+        entries = {keys[-1]: told} if not merges else told if isinstance(told, dict) else held_by(told) or {}
         for key, one in entries.items():
             place[key] = one if sure or of(place.get(key, OPAQUE)) == of(one) else OPAQUE
     return result
