@@ -1,8 +1,8 @@
 """A Python text as its first training has it: with what it takes from files beside it, and no further.
 
 Definitions that a script imports from its own project stand before its lines: those that it uses, and what
-these use. Branches that its constants rule out, what stands behind a first training, and adapters that no
-call is handed say nothing of it, and are taken out.
+these use. Calls of partial(f, a=1) are those of f. Branches that its constants rule out, what stands behind a
+first training, and adapters that no call is handed say nothing of it, and are taken out.
 """
 
 import ast
@@ -13,7 +13,7 @@ from contextlib import suppress
 from finegauge.formats.python_values import Files, Values
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
 
-_MAX_NEIGHBOURS = 200  # that are looked for
+_MAX_SOUGHT, _MAX_NEIGHBOURS = 200, 20  # modules that are looked for, and that are read
 _MAX_NEIGHBOUR = 40_000  # characters
 _FAR = 1_000_000  # lines: a neighbour's stand before those of the text that asks for it
 
@@ -24,12 +24,12 @@ def with_neighbours(tree: ast.Module, files: Files) -> None:
     done = set[tuple[str, str]]()
 
     def module(path: str) -> ast.Module:
-        if path not in seen and len(seen) < _MAX_NEIGHBOURS:
+        if path not in seen and len(seen) < _MAX_SOUGHT:
             seen[path] = ast.Module([], [])
             named = [f"{up}{path}{end}" for up in ("", "../") for end in (".py", "/__init__.py")]
             text = next(filter(None, map(files, named)), "")
-            few = sum(bool(one.body) for one in seen.values()) < _MAX_NEIGHBOURS / 10
-            with suppress(SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
+            few = sum(bool(one.body) for one in seen.values()) < _MAX_NEIGHBOURS
+            with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of the text's own escapes
                 seen[path] = ast.parse(text if few and len(text) < _MAX_NEIGHBOUR else "")
             for node in ast.walk(seen[path]):
