@@ -156,6 +156,7 @@ def drop_later(nodes: Sequence[ast.AST]) -> bool:
     Adapters that a script with a trainer defines and hands nobody are dropped likewise.
     """
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     several, trains = False, any(map(_makes_trainer, nodes))
     for node in nodes:
         body, made = getattr(node, "body", None), set[str]()
