@@ -512,8 +512,8 @@ class Values:
             return laid_over({}, self._options | {key: scalar(value) for key, sign, value in words if sign})
         if name == "parse_args":
             return {**self._namespace, **self._options}
-        if name == "get_world_size":
-            return int(self._environment.get("WORLD_SIZE", "1"))
+        if name == "get_world_size" and (told := self._environment.get("WORLD_SIZE", "")).isdecimal():
+            return int(told)
         known = bool(given) and OPAQUE not in given and len(str(given)) < MAX_TEXT
         if name in _SAME:
             laid = [self._within(one) for one in given]
