@@ -25,6 +25,7 @@ from finegauge.formats.run_argument import (
     MODEL,
     RunArgument,
     content,
+    in_words,
     resolve,
 )
 from finegauge.formats.sheet import BLOCK
@@ -76,7 +77,7 @@ def read(
 
     Raises: InputError in one sentence, whatever the file holds.
     """
-    words = tuple(overrides)
+    path, words = in_words(os.fspath(path), tuple(overrides))
     try:
         return _known(path, words, alongside)
     except UnknownNameError as error:

@@ -7,12 +7,13 @@ is not there, a model's name. Nothing is opened but a folder, to see which of it
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from finegauge.documents import MAX_BYTES, text_of
 from finegauge.errors import FileFormatError, InputError, UnknownNameError, did_you_mean, shown
+from finegauge.run.options import SPELLINGS
 
 COMMAND, STDIN, FILE, MODEL = "command", "stdin", "file", "model"
 COMMAND_MARK = " -- "  # before a command; click takes no word with a space in front for an option
@@ -24,6 +25,7 @@ _HUB_PAGE = (  # and its mirrors; ModelScope's models have the same names
     r"(?i)(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.(?:cn|ai))/)"
     r"(?:models/)?"
 )
+_UNSAID = frozenset(("on", "a", "an", "the", "my", "with", "using", "at"))  # between a model and its GPU
 _OLLAMA_PAGE = r"(?i)(?:https?://)?(?:www\.)?ollama\.com/(?:library/)?"
 _HUB_ID = r"(?a)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?"  # compiled where one is needed
 
@@ -66,6 +68,45 @@ def resolve(argument: str, is_training: Callable[[str], bool]) -> RunArgument:
         return _spoken(argument)
     name = _of_page(argument, argument[page.end() :]) if page else _known_model(argument)
     return RunArgument(MODEL, name)
+
+
+def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return RUN and its key=value words where people say both: llama 3.1 8b qlora on two a100.
+
+    What stands without "=" is the rest of the model's name, words that are settings by themselves (qlora,
+    zero3), and the GPU, with `on` before it or not. Arguments of which that cannot be said stay as they are.
+    """
+    whole = os.path.exists(argument) or argument.startswith(COMMAND_MARK)
+    spoken = [argument] if whole else argument.split()
+    spoken += [word for word in words if "=" not in word and not _sets(word)]
+    if argument == "-" or not spoken[1:]:
+        return argument, words
+    from finegauge.catalogue.gpus import counted, known_gpu
+
+    settings = [word for word in (*spoken[1:], *words) if "=" in word or _sets(word)]
+    spoken = [word for word in spoken if word not in settings and word.casefold() not in _UNSAID]
+    for end in range(1, len(spoken) + 1):
+        model, (gpu, number) = _model_of(spoken[:end]), counted(" ".join(spoken[end:]))
+        if not model or (end < len(spoken) and known_gpu(gpu) is None):
+            continue
+        if end < len(spoken):
+            settings = [f"gpu={gpu}", *([f"num_gpus={number}"] if number else ()), *settings]
+        return model, tuple(settings)
+    return argument, words
+
+
+def _sets(word: str) -> bool:
+    return "=" in SPELLINGS.get(word.removeprefix("--").replace("-", "_").casefold(), "")
+
+
+def _model_of(words: Sequence[str]) -> str:
+    """Return the model, or the file, that these words name; "" where they name none of the catalogue."""
+    from finegauge.catalogue.models import named_like
+
+    first = words[0]
+    if len(words) == 1 and ("/" in first or os.path.exists(first) or first.startswith(COMMAND_MARK)):
+        return first
+    return named_like("-".join(words)) or ""
 
 
 def content(asked: RunArgument) -> tuple[str, str]:
@@ -175,17 +216,22 @@ def _known_model(name: str) -> str:
     """Return `name` where it may be a model's: one of the catalogue, or owner/name."""
     if "/" in name or name.casefold().endswith(".gguf"):
         return name
-    from finegauge.catalogue.models import model, models, named_like
+    from finegauge.catalogue.gpus import known_gpu
+    from finegauge.catalogue.models import called, model, models, named_like
     from finegauge.catalogue.naming import base_of, sizes_of
     from finegauge.formats.model_names import copied
 
     try:
-        return model(name).name
+        return called(model(name), name)
     except UnknownNameError:
         if (like := named_like(name)) is not None:
             return like
         if ((copy := copied(name)) is not None and copy.base) or base_of(name):
             return name
+        if known_gpu(name) is not None:
+            raise InputError(
+                f"{shown(name)} is a GPU; name a model before it, such as Qwen/Qwen3-8B --gpu {name}."
+            ) from None
         if len(sizes := sizes_of(name)) > 1:
             raise InputError(
                 f"{shown(name)} comes in several sizes ({', '.join(sizes)}): name one, as {name}:{sizes[0]}."
