@@ -14,6 +14,7 @@ from typing import NamedTuple
 from finegauge.documents import MAX_BYTES, text_of
 from finegauge.errors import FileFormatError, InputError, UnknownNameError, did_you_mean, shown
 from finegauge.run.options import SPELLINGS
+from finegauge.run.run import field_of_choice
 
 COMMAND, STDIN, FILE, MODEL = "command", "stdin", "file", "model"
 COMMAND_MARK = " -- "  # before a command; click takes no word with a space in front for an option
@@ -25,7 +26,12 @@ _HUB_PAGE = (  # and its mirrors; ModelScope's models have the same names
     r"(?i)(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.(?:cn|ai))/)"
     r"(?:models/)?"
 )
-_UNSAID = frozenset(("on", "a", "an", "the", "my", "with", "using", "at"))  # between a model and its GPU
+_UNSAID = frozenset(  # between a model, its settings and its GPU
+    (
+        *("on", "a", "an", "the", "my", "with", "using", "at", "in", "for"),
+        *("context", "tokens", "gpu", "gpus", "training", "finetuning", "fine-tuning"),
+    )
+)
 _OLLAMA_PAGE = r"(?i)(?:https?://)?(?:www\.)?ollama\.com/(?:library/)?"
 _HUB_ID = r"(?a)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?"  # compiled where one is needed
 
@@ -77,26 +83,36 @@ def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...
     zero3), and the GPU, with `on` before it or not. Arguments of which that cannot be said stay as they are.
     """
     whole = os.path.exists(argument) or argument.startswith(COMMAND_MARK)
-    spoken = [argument] if whole else argument.split()
-    spoken += [word for word in words if "=" not in word and not _sets(word)]
-    if argument == "-" or not spoken[1:]:
+    first, *rest = [argument] if whole else argument.split() or [argument]
+    rest += words
+    if argument == "-" or all("=" in word for word in rest):
         return argument, words
     from finegauge.catalogue.gpus import counted, known_gpu
 
-    settings = [word for word in (*spoken[1:], *words) if "=" in word or _sets(word)]
-    spoken = [word for word in spoken if word not in settings and word.casefold() not in _UNSAID]
-    for end in range(1, len(spoken) + 1):
-        model, (gpu, number) = _model_of(spoken[:end]), counted(" ".join(spoken[end:]))
-        if not model or (end < len(spoken) and known_gpu(gpu) is None):
-            continue
-        if end < len(spoken):
-            settings = [f"gpu={gpu}", *([f"num_gpus={number}"] if number else ()), *settings]
-        return model, tuple(settings)
+    settings = tuple(filter(None, map(_setting, rest)))
+    spoken = [word for word in rest if not _setting(word)]
+    names = [first, *(word for word in spoken if word.casefold() not in _UNSAID)]
+    models = [_model_of(names[: end + 1]) for end in range(len(names))]
+    for end, model in enumerate(models, start=1):
+        gpu, number = counted(" ".join(names[end:]))
+        if model and end == len(names):
+            return model, settings
+        if model and known_gpu(gpu) is not None:
+            return model, (f"gpu={gpu}", *((f"num_gpus={number}",) if number else ()), *settings)
+    if any(models) and (len(names) <= len(spoken) or not {*spoken}.isdisjoint(words)):
+        end = max(at for at, model in enumerate(models) if model)
+        return models[end], (*names[end + 1 :], *settings)  # of which the first is refused
     return argument, words
 
 
-def _sets(word: str) -> bool:
-    return "=" in SPELLINGS.get(word.removeprefix("--").replace("-", "_").casefold(), "")
+def _setting(word: str) -> str:
+    """Return the setting that a word is by itself (qlora, zero3, dpo, 4k), as a word of the command line."""
+    plain = word.removeprefix("--").replace("-", "_").casefold()
+    if "=" in word + SPELLINGS.get(plain, ""):
+        return word
+    if field_of_choice(plain, ("phase", "adapter", "optimizer")):
+        return f"method={plain}"
+    return f"seq_len={word}" if re.fullmatch(r"\d{1,4}[kK]", word) else ""
 
 
 def _model_of(words: Sequence[str]) -> str:

@@ -49,6 +49,8 @@ def test_names_ids_and_pages(argument: str, name: str) -> None:
         ("llama 3.1 8b", "meta-llama/Meta-Llama-3.1-8B", {}),
         ("qwen3 8b qlora 4090", "Qwen/Qwen3-8B", {"method": "qlora", "gpu": "4090"}),
         ("mistral-7b on a 3090", "mistralai/Mistral-7B-v0.1", {"gpu": "3090", "num_gpus": 1}),
+        ("qwen3 8b dpo 4k context on a t4", "Qwen/Qwen3-8B", {"phase": "dpo", "seq_len": 4096, "gpu": "t4"}),
+        ("llama 3 8b in 4bit", "meta-llama/Meta-Llama-3-8B", {"method": "qlora"}),
         ("phi 4 l4", "microsoft/phi-4", {"gpu": "l4", "num_gpus": 1}),
         ("gemma 3 27b 2 h100", "google/gemma-3-27b-it", {"gpu": "h100", "num_gpus": 2}),
         ("llama 3.3 70b zero3 on 8 x h100 batch=2", "llama-3.3-70b-instruct", {"num_gpus": 8}),
@@ -73,7 +75,7 @@ def test_a_file_takes_its_gpu_in_words(tmp_path: Path) -> None:
     ("said", "sentence"),
     [
         ("qwen3-8b lroa", "'lroa' is not of the form key=value"),
-        ("qwen3-8b on a toaster", "'on' is not of the form key=value"),
+        ("qwen3-8b on a toaster", "'toaster' is not of the form key=value"),
         ("h100", "'h100' is a GPU; name a model before it, such as Qwen/Qwen3-8B --gpu h100"),
     ],
 )
