@@ -77,7 +77,7 @@ def read(
 
     Raises: InputError in one sentence, whatever the file holds.
     """
-    path, words = in_words(os.fspath(path), tuple(overrides))
+    words = tuple(overrides)
     try:
         return _known(path, words, alongside)
     except UnknownNameError as error:
@@ -112,7 +112,8 @@ def describe(
 
     Raises: InputError in one sentence, whatever the file holds.
     """
-    asked, words = _resolved(path), tuple(overrides)
+    path, words = in_words(os.fspath(path), tuple(overrides))
+    asked = _resolved(path)
     if asked.kind == MODEL:
         return _model_alone(asked.value, words, alongside)
     loaded = _loaded(asked)

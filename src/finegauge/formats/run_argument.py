@@ -119,10 +119,10 @@ def _model_of(words: Sequence[str]) -> str:
     """Return the model, or the file, that these words name; "" where they name none of the catalogue."""
     from finegauge.catalogue.models import named_like
 
-    first = words[0]
-    if len(words) == 1 and ("/" in first or os.path.exists(first) or first.startswith(COMMAND_MARK)):
-        return first
-    return named_like("-".join(words)) or ""
+    named = "-".join(words)
+    if len(words) == 1 and ("/" in named or os.path.exists(named) or named.startswith(COMMAND_MARK)):
+        return named
+    return "" if "/" in named else named_like(named) or ""
 
 
 def content(asked: RunArgument) -> tuple[str, str]:
