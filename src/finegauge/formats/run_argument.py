@@ -92,6 +92,8 @@ def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...
     settings = tuple(filter(None, map(_setting, rest)))
     spoken = [word for word in rest if not _setting(word)]
     names = [first, *(word for word in spoken if word.casefold() not in _UNSAID)]
+    if any(map(os.path.exists, names[1:])):
+        return argument, words
     models = [_model_of(names[: end + 1]) for end in range(len(names))]
     for end, model in enumerate(models, start=1):
         gpu, number = counted(" ".join(names[end:]))
@@ -108,8 +110,8 @@ def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...
 def _setting(word: str) -> str:
     """Return the setting that a word is by itself (qlora, zero3, dpo, 4k), as a word of the command line."""
     plain = word.removeprefix("--").replace("-", "_").casefold()
-    if "=" in word + SPELLINGS.get(plain, ""):
-        return word
+    if "=" in (spelled := SPELLINGS.get(plain, word)):
+        return spelled
     if field_of_choice(plain, ("phase", "adapter", "optimizer")):
         return f"method={plain}"
     return f"seq_len={word}" if re.fullmatch(r"\d{1,4}[kK]", word) else ""
