@@ -32,6 +32,7 @@ _UNSAID = frozenset(  # between a model, its settings and its GPU
         *("context", "tokens", "gpu", "gpus", "training", "finetuning", "fine-tuning"),
     )
 )
+_MOST_WORDS = 16
 _OLLAMA_PAGE = r"(?i)(?:https?://)?(?:www\.)?ollama\.com/(?:library/)?"
 _HUB_ID = r"(?a)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?"  # compiled where one is needed
 
@@ -92,7 +93,7 @@ def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...
     settings = tuple(filter(None, map(_setting, rest)))
     spoken = [word for word in rest if not _setting(word)]
     names = [first, *(word for word in spoken if word.casefold() not in _UNSAID)]
-    if any(map(os.path.exists, names[1:])):
+    if len(names) > _MOST_WORDS or any(map(os.path.exists, names[1:])):
         return argument, words
     models = [_model_of(names[: end + 1]) for end in range(len(names))]
     for end, model in enumerate(models, start=1):
@@ -101,7 +102,8 @@ def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...
             return model, settings
         if model and known_gpu(gpu) is not None:
             return model, (f"gpu={gpu}", *((f"num_gpus={number}",) if number else ()), *settings)
-    if any(models) and (len(names) <= len(spoken) or not {*spoken}.isdisjoint(words)):
+    is_question = len(names) <= len(spoken) or not {*spoken}.isdisjoint(words)  # by an "on", or unquoted
+    if is_question and any(models):
         end = max(at for at, model in enumerate(models) if model)
         return models[end], (*names[end + 1 :], *settings)  # of which the first is refused
     return argument, words
