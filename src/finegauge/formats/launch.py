@@ -18,6 +18,7 @@ from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
 from finegauge.formats.containers import Task, of_build, of_make, tasks_of_python, unread
+from finegauge.formats.expansions import UNSET
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
     CONFIGS,
@@ -26,7 +27,6 @@ from finegauge.formats.launchers import (
     OF_LAUNCHERS,
     SCRIPT_ENDINGS,
     SHELL_ENDINGS,
-    UNSET,
     Place,
     batch_options,
     known_card,

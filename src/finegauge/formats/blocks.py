@@ -1,0 +1,54 @@
+"""Conditions and loops of a shell script: which branch is read, by what the text tells of the tests."""
+
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
+
+class Block:
+    """A condition, a loop or a group, and whether the branch that is read is taken (None: it may be)."""
+
+    def __init__(
+        self,
+        closes: str,
+        *,
+        live: bool,
+        word: str = "",
+        begin: int = 0,
+        again: Callable[[], bool] | None = None,
+    ) -> None:
+        """Begin before the first branch; `word`: what a case compares; a loop begins at `begin` if `again`."""
+        self.closes, self.word, self.begin, self.again = closes, word, begin, again
+        self.sure = False  # whether the test of a loop is decided
+        self.live: bool | None = live
+        self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
+        self.tests: list[bool | None] = []
+        self.joined: list[str] = []  # by which operators
+        self.left: bool | None = live  # whether no branch before was taken
+
+    def ask(self) -> None:
+        """Come to the test of the next branch."""
+        self.live, self.tests, self.joined = self.left, [], []
+
+    def enter(self, decided: bool | None) -> None:
+        """Enter a branch whose own test is `decided`."""
+        self.live = all_of((self.left, decided))
+        self.left = all_of((self.left, not_of(decided)))
+
+    def answer(self) -> bool | None:
+        """Return what the tests since `ask` come to."""
+        between = {*self.joined[:-1]}
+        if between == {"||"}:
+            return not_of(all_of([not_of(one) for one in self.tests]))
+        return all_of(self.tests) if self.tests and between <= {"&&"} else None
+
+
+def all_of(answers: Sequence[bool | None]) -> bool | None:
+    return False if False in answers else None if None in answers else True
+
+
+def not_of(answer: bool | None) -> bool | None:
+    return None if answer is None else not answer
+
+
+def fits(word: str, pattern: str) -> bool | None:
+    return True if pattern == "*" else None if "$" in word + pattern else fnmatchcase(word, pattern)
