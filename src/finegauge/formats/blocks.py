@@ -14,9 +14,9 @@ class Block:
         live: bool,
         word: str = "",
         begin: int = 0,
-        again: Callable[[], bool] | None = None,
+        again: "Callable[[Block], bool] | None" = None,
     ) -> None:
-        """Begin before the first branch; `word`: what a case compares; a loop begins at `begin` if `again`."""
+        """Begin before the first branch; `word`: what a case compares; a loop goes to `begin` if `again`."""
         self.closes, self.word, self.begin, self.again = closes, word, begin, again
         self.sure = False  # whether the test of a loop is decided
         self.live: bool | None = live
@@ -43,12 +43,15 @@ class Block:
 
 
 def all_of(answers: Sequence[bool | None]) -> bool | None:
+    """Return whether all are true."""
     return False if False in answers else None if None in answers else True
 
 
 def not_of(answer: bool | None) -> bool | None:
+    """Return the other answer."""
     return None if answer is None else not answer
 
 
 def fits(word: str, pattern: str) -> bool | None:
+    """Return whether a word is one of a pattern's."""
     return True if pattern == "*" else None if "$" in word + pattern else fnmatchcase(word, pattern)

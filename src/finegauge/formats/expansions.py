@@ -21,23 +21,17 @@ UNSET = re.compile(r"\$[\w({@]|`")
 Read = Callable[[str], tuple[str, str] | None]  # a file beside the script: its text and path
 _SUM = re.compile(r"[\d\s()+*/%<>=!&|?:-]{1,200}")
 _TESTS = ("[", "[[", "test", "]", "]]", "!")
-_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
-    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
-_BINARY: Mapping[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+_COMPARED = {
+    "Eq": "eq",
+    "NotEq": "ne",
+    "Lt": "lt",
+    "LtE": "le",
+    "Gt": "gt",
+    "GtE": "ge",
+}  # of Python, of a test
+_JOINS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod"}
+_BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    name: getattr(operator, of) for name, of in (*_JOINS.items(), *_COMPARED.items(), ("Pow", "pow"))
 }
 _REPLACED = re.compile(r"s([/|#,])(.{1,200}?)(?<!\\)\1(.*?)\1g?")  # sed's: one text by another
 _COLUMNS = re.compile(r"\s*\{\s*print\s+([$\dNF,\s]{1,60}?);?\s*\}\s*")  # awk's
@@ -55,36 +49,37 @@ def joined(kind: ast.AST, left: Any, right: Any) -> Any:
     """Return two plain values joined by an operator; None where that cannot be."""
     numbers = isinstance(left, int | float) and isinstance(right, int | float)
     adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
-    if type(kind) not in _BINARY or not (numbers or adds):
+    if type(kind).__name__ not in _BINARY or not (numbers or adds):
         return None
     if numbers and (max(abs(left), abs(right)) > 1e15 or (isinstance(kind, ast.Pow) and right > 64)):
         return None
     if adds and len(left) + len(right) > MAX_TEXT:
         return None
     try:
-        return _BINARY[type(kind)](left, right)
+        return _BINARY[type(kind).__name__](left, right)
     except (ZeroDivisionError, OverflowError):
         return None
 
 
 def _calculated(node: ast.expr) -> Any:
     """Return the number that constants joined by operators make; None for anything else."""
+    parts = [_calculated(one) for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+    value: Any = None
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and (value := _calculated(node.operand)) is not None:
-        return -value if isinstance(node.op, ast.USub) else not value
-    if isinstance(node, ast.BinOp):
-        return joined(node.op, _calculated(node.left), _calculated(node.right))
-    if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return joined(node.ops[0], _calculated(node.left), _calculated(node.comparators[0]))
-    if isinstance(node, ast.BoolOp) and None not in (held := [_calculated(one) for one in node.values]):
-        return (all if isinstance(node.op, ast.And) else any)(held)
-    if isinstance(node, ast.IfExp) and (answer := _calculated(node.test)) is not None:
-        return _calculated(node.body if answer else node.orelse)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int" and node.args:
-        value = _calculated(node.args[0])
-        return None if value is None else int(value)
-    return None
+        value = node.value
+    elif None in parts:
+        value = None
+    elif isinstance(node, ast.UnaryOp):
+        value = -parts[0] if isinstance(node.op, ast.USub) else not parts[0]
+    elif isinstance(node, ast.BinOp):
+        value = joined(node.op, *parts)
+    elif isinstance(node, ast.Compare) and len(parts) == 2:
+        value = joined(node.ops[0], *parts)
+    elif isinstance(node, ast.BoolOp):
+        value = all(parts) if isinstance(node.op, ast.And) else any(parts)
+    elif isinstance(node, ast.IfExp):
+        value = parts[1] if parts[0] else parts[2]
+    return value
 
 
 def _number(expression: str) -> Any:
@@ -127,10 +122,8 @@ def decided(words: Sequence[str]) -> bool | None:
     elif len(inner) == 3 and inner[1] == "=~":
         found = re.search(re.escape(inner[2]).replace(r"\^", "^").replace(r"\$", "$"), inner[0]) is not None
         found = found if found or not re.search(r"[][.*+?|()\\]", inner[2]) else None
-    elif (
-        len(inner) == 3 and inner[1] in _COMPARED and all(re.fullmatch(r"\d{1,15}", inner[i]) for i in (0, 2))
-    ):
-        found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
+    elif len(inner) == 3 and inner[1][1:] in _COMPARED.values() and (inner[0] + inner[2]).isdecimal():
+        found = getattr(operator, inner[1][1:])(int(inner[0][:15]), int(inner[2][:15]))
     return not found if found is not None and "!" in words else found
 
 
@@ -168,8 +161,8 @@ def output(words: Sequence[str], fed: str, read: Read) -> str | None:
     """Return what a command prints of its words and of the text that it is fed; None where that asks more."""
     name = words[0].rpartition("/")[2]
     known = _PRINTS.get("python" if re.fullmatch(r"python[\d.]*", name) else name)
-    texts = [*words[1 + (name in ("awk", "sed", "jq", "yq")) :], "" if name == "sed" else fed]
-    unset = any(map(UNSET.search, texts)) and not (name in _TIDY and " " in max(texts, key=len))
+    texts = [fed] if name in ("awk", "jq", "yq") else [] if name == "sed" else [*words[1:], fed]
+    unset = any(map(UNSET.search, texts)) and not (name in _TIDY and " " in max(texts, key=len, default=""))
     if known is None or unset:
         return "" if decided(words) is not None else None
     try:
@@ -186,7 +179,9 @@ def _told(rest: list[str], options: str) -> tuple[dict[str, str], list[str]]:
 def _text(named: Sequence[str], fed: str, read: Read) -> str:
     """Return the text of files, or what is fed where none is named."""
     found = [read(name) for name in named]
-    return "".join(one[0] for one in found if one is not None or [][0]) if named else fed
+    if None in found:
+        raise ValueError(named)
+    return "".join(one[0] for one in found if one is not None) if named else fed
 
 
 def _printf(rest: list[str], fed: str, read: Read) -> str:
@@ -212,7 +207,7 @@ def _cut(rest: list[str], fed: str, read: Read) -> str:
 
 def _tr(rest: list[str], fed: str, read: Read) -> str:
     told, sets = _told(rest, "dsc")
-    one, other = (part.replace("\\n", "\n") for part in (sets + [""])[:2])
+    one, other = (part.replace("\\n", "\n") for part in [*sets, ""][:2])
     if "d" in told:
         return re.sub(f"[{'^' * ('c' in told)}{re.escape(one)}]", "", fed)
     if re.search(r"a-z|lower", one + other) and re.search(r"A-Z|upper", one + other):
@@ -267,8 +262,8 @@ def _key(rest: list[str], fed: str, read: Read) -> str | None:
 def _python(rest: list[str], fed: str, read: Read) -> str | None:
     """Return what Python prints of a sum: python -c "print(8 * 4)"."""
     asked = re.fullmatch(r"\s*print\((.*)\);?\s*", rest[1]) if rest[:1] == ["-c"] else None
-    value = _number(asked[1]) if asked else None
-    return None if value is None else str(value)
+    value = _number(asked[1].replace("int(", "(")) if asked else None
+    return None if value is None else str(int(value) if asked and "int(" in asked[1] else value)
 
 
 def _sum(expression: str) -> str | None:
@@ -296,7 +291,7 @@ _PRINTS: Mapping[str, Callable[[list[str], str, Read], str | None]] = {
     "awk": _awk,
     "sed": lambda rest, fed, read: replaced(fed, rest),
     "seq": _seq,
-    "basename": lambda rest, fed, read: os.path.basename(rest[0].rstrip("/")).removesuffix((rest + [""])[1]),
+    "basename": lambda rest, fed, read: os.path.basename(rest[0].rstrip("/")).removesuffix([*rest, ""][1]),
     "dirname": lambda rest, fed, read: os.path.dirname(rest[-1].rstrip("/")) or ".",
     "realpath": lambda rest, fed, read: rest[-1],
     "readlink": lambda rest, fed, read: rest[-1],

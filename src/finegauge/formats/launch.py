@@ -11,16 +11,18 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from finegauge.catalogue.tables import refusal
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import programs, scripts
-from finegauge.formats.containers import Task, of_build, of_make, tasks_of_python, unread
+from finegauge.formats.containers import Task, of_build, tasks_of_python, unread
 from finegauge.formats.expansions import UNSET
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
+    BUILDS,
     CONFIGS,
     LAUNCHERS,
     OF_FILES,
@@ -134,14 +136,14 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
     raise reason
 
 
-def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
+def of_tasks(tasks: Sequence[Task], file: str, name: str, depth: int = 0) -> Launch:
     """Return the training of the first of the tasks that starts one, on the machine that it gets.
 
     Raises: FileFormatError where none does.
     """
-    refused: list[FileFormatError] = []
+    refused, trainings = list[FileFormatError](), list[Launch]()
     for task in tasks:
-        place = Place(file, name, task.files)
+        place = Place(file, name, task.files, depth=depth)
         place.mounts |= task.mounts
         files = [of_env_file(held[0]) for named in task.env_files if (held := place.text(named))]
         told = {k: v for one in (*files, task.variables) for k, v in one.items()}
@@ -155,8 +157,10 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
         machines |= {"num_nodes": task.nodes} if machines and task.nodes > 1 else {}
         machines |= {"gpu": task.card} if task.card else {}
         machines |= mapping_in(found.keys, BLOCK)
-        return found._replace(keys={**found.keys, "finegauge": machines} if machines else found.keys)
-    raise min(refused, key=_doubts, default=unread(name))
+        trainings.append(found._replace(keys={**found.keys, BLOCK: machines} if machines else found.keys))
+    if not trainings:
+        raise min(refused, key=_doubts, default=unread(name))
+    return _first(trainings, name, "")
 
 
 def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[str, str] = {}) -> Launch:
@@ -177,7 +181,7 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
         if found is not None:
             (served if found.reader.startswith(_SERVERS) else trainings).append(found)
     if trainings:
-        first = _first(trainings, place, text)
+        first = _first(trainings, place.name, text)
         return first._replace(keys=programs.with_server(first.keys, served[0].keys)) if served else first
     if served and all(map(_doubts, refused)):
         return served[0]
@@ -188,21 +192,19 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
     raise min(refused, key=_doubts, default=none)
 
 
-def _first(trainings: Sequence[Launch], place: Place, text: str) -> Launch:
+def _first(trainings: Sequence[Launch], name: str, text: str) -> Launch:
     """Return the first training of a script, which says how many others it starts, and where it is cut."""
     different = list[Mapping[str, Any]]()
     for one in trainings:
         different += [one.keys] if one.keys not in different else []
     said = list[str]()
     if _CUT_SHORT.search(_ARRAY.sub("", text)):
-        said.append(f"{place.name}: a comment within a command ends it: what stands behind is not passed.")
+        said.append(f"{name}: a comment within a command ends it: what stands behind is not passed.")
     if re.search(r"\\[ \t]+\r?\n[ \t]*-", text):
-        said.append(
-            f"{place.name}: a space behind a backslash ends a command: what follows is read all the same."
-        )
+        said.append(f"{name}: a space behind a backslash ends a command: what follows is read all the same.")
     if len(different) > 1:
         said.append(
-            f"{place.name} starts {len(different)} trainings: the first is read; name another by its "
+            f"{name} starts {len(different)} trainings: the first is read; name another by its "
             "command, after --."
         )
     return trainings[0]._replace(warnings=(*trainings[0].warnings, *said))
@@ -233,8 +235,9 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     words = until_pipe(command.words)
     if not words or words[0][:1] == "-" or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
-    if words[0] == "make" and (found := place.text("Makefile")) is not None:
-        return of_tasks(of_build(of_make(found[0], words[1:]), "Makefile"), found[1], place.name)
+    held = ((one, place.text(one)) for one in BUILDS.get(words[0], ()) if place.depth < _MAX_FOLLOWED)
+    if (build := next(filter(itemgetter(1), held), None)) and build[1]:
+        return of_tasks(of_build(build[1][0], build[0], words[1:]), build[1][1], place.name, place.depth + 1)
     mounts, told = of_engine(words, place.text)
     if mounts or told:
         place.mounts |= mounts

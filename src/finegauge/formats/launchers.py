@@ -19,9 +19,19 @@ LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"),
     "accelerate.commands.launch",
 )
-_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", ".env.local", ".env.train", "Makefile")
+BUILDS = {"make": ("Makefile", "makefile", "GNUmakefile"), "just": ("justfile", "Justfile", ".justfile")}
+_READ = (
+    *CONFIGS,
+    *SCRIPT_ENDINGS,
+    ".env",
+    ".env.local",
+    ".env.train",
+    ".mk",
+    *BUILDS["make"],
+    *BUILDS["just"],
+)
 _SET = re.compile(
-    r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*=[ \t]*"
+    r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*[:?]{0,2}=[ \t]*"
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\n]*?)[ \t]*(?:[ \t]#.*)?$"
 )
 _MAX_ENV = 100_000  # characters
