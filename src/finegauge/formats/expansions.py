@@ -275,8 +275,10 @@ def replaced(text: str, words: Sequence[str]) -> str:
     """Return a text as sed's words change it: texts by others, and `.*`; no further patterns."""
     for change in filter(None, map(_REPLACED.fullmatch, words)):
         plain = re.escape(change[2].replace("\\", "")).replace(r"\.\*", ".*")
-        if plain.count(".*") < 2:
-            text = re.sub(plain, change[3].replace("\\", "\\\\"), text)
+        plain = re.sub(r"\\\[((?:\\\^)?[\w\\-]{1,40})\\\]\\([*+])", r"[\1]\2", plain)
+        plain = re.sub(r"^\\\^|\\\$$", lambda found: found[0][1:], plain)
+        if len(re.findall(r"[.\]][*+]", plain)) < 2:
+            text = re.sub(plain, change[3].replace("\\", "\\\\"), text, flags=re.MULTILINE)
     return text
 
 

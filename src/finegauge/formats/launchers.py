@@ -216,9 +216,9 @@ def machine(
 
 def _unset(told: Mapping[str, Any], nodes: int | None) -> Iterator[str]:
     """Yield a warning where the number of GPUs is a variable that nothing sets, or of nodes alone."""
-    given = [told.get(key) for key in ("nnodes", "np", *_GPUS_PER_NODE, *_ACCELERATE)]
-    named = [str(one[0] if isinstance(one, list) else one) for one in given]
-    if unset := [value for value in named if UNSET.search(value)]:
+    given = [told.get(key) for key in ("nnodes", "np", *_GPUS_PER_NODE, "num_processes", "num_machines")]
+    named = [str(one[0] if isinstance(one, list) else one) for one in given if one not in (None, True)]
+    if unset := [value for value in named if whole_of(value) is None and value not in ("gpu", "auto", "cpu")]:
         yield f"How many GPUs it starts on hangs on {unset[-1]}, which is not told: num_gpus=N says."
     elif told.get("multi_gpu") or {"gpu", "auto"} & {*named}:
         yield "It starts on all GPUs of a machine, whose number is not told: taken as 1; num_gpus=N says."

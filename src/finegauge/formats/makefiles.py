@@ -15,13 +15,13 @@ _USED = re.compile(r"\$[({]([A-Za-z_]\w*)[)}]")
 _OF_JUST = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}")
 _ENVIRONMENT = re.compile(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"']\s*,\s*[\"']([^\"']*)[\"']\s*\)")
 _HEAD = re.compile(r"@?([\w.-]+)([^:=]*|[^:]*=[^:]*):(?!=)\s*(.*)")
-_PARAMETER = re.compile(r"[+*$]?([A-Za-z_][\w-]*)(?:\s*=\s*([\"']?)(.*?)\2)?(?=\s|$)")
+_PARAMETER = re.compile(r"([+*$]?)([A-Za-z_][\w-]*)(?:\s*=\s*([\"']?)(.*?)\3)?(?=\s|$)")
 _CONDITION = re.compile(r"(ifn?eq)\s*(?:\((.*?),(.*)\)|[\"'](.*?)[\"']\s+[\"'](.*?)[\"'])|(ifn?def)\s+(\w+)")
 
 
 class _Recipe:
     def __init__(self, parameters: str, needed: str) -> None:
-        self.parameters = [(name, value) for name, _, value in _PARAMETER.findall(parameters)]
+        self.parameters = [(name, sign, value) for sign, name, _, value in _PARAMETER.findall(parameters)]
         self.needed = re.findall(r"[\w.-]+", needed.partition("##")[0])
         self.lines: list[str] = []
 
@@ -87,9 +87,9 @@ class _Makefile:
         for name in self._order(target) if target else list(self.recipes)[:_MAX_RECIPES]:
             recipe = self.recipes[name]
             held, self.variables = self.variables, {**self.variables}
-            for at, (parameter, value) in enumerate(recipe.parameters if self.just else ()):
-                given = arguments[at : at + 1] if name == target else ()
-                self.variables |= {parameter: given[0] if given else value} if given or value else {}
+            for at, (parameter, sign, value) in enumerate(recipe.parameters if self.just else ()):
+                given = arguments[at : None if sign in ("*", "+") else at + 1] if name == target else ()
+                self.variables[parameter] = " ".join(given) if given else value
             set_ = [
                 f'{name.replace("-", "_")}="{self.plain(value)}"' for name, value in self.variables.items()
             ]
@@ -110,8 +110,8 @@ def of_recipes(text: str, words: Sequence[str] = (), *, just: bool = False) -> l
     """Return the commands of what `make TARGET NAME=value` or `just` runs, or else of each recipe."""
     given = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
     makefile = _Makefile(text, given, just=just)
-    named = [word for word in words if "=" not in word and word[:1] != "-"]
-    known = [word for word in named if word in makefile.recipes][: 1 if just else len(named)]
-    arguments = named[named.index(known[0]) + 1 :] if known else []
+    places = [at for at, word in enumerate(words) if word in makefile.recipes]
+    known = [words[at] for at in places[: 1 if just else None]]
+    arguments = words[places[0] + 1 :] if known else []
     scripts = [one for target in known or [""] for one in makefile.scripts(target, arguments)]
     return [Task(script, env_files=makefile.files) for script in scripts or [""]]

@@ -99,6 +99,7 @@ class Shell(Words):
         self._locals = set[str]()  # of a function
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
         self._begin, self._separator, self._fed, self._letters = 0, "", "", ""
+        self._said: list[str] = []  # by the commands of a group
 
     def _include(self, text: str, asked: Sequence[str] = (), *, whole: bool = False) -> None:
         """Put a text where the script is read."""
@@ -139,6 +140,8 @@ class Shell(Words):
             skipped = self._is_skipped()
             self._separator = self._text[self._at - 1 : self._at + 1]
             self._document, self._fed = self._document or self._fed, ""
+            if words[:1] == ["}"] and target:
+                self._keep(target, "".join(self._said))
             words = self._followed(words, self._separator)
             if skipped or not self._is_live():
                 self._arrays = arrays
@@ -186,7 +189,7 @@ class Shell(Words):
 
     def _counted(self, words: list[str]) -> bool:
         """Return whether a command only moves on: a sum, the script's own arguments, the end of a loop."""
-        if words[0] in ("((", "let"):
+        if words[0] == "let":
             self._sum(" ".join(words[1:]))
         elif words[0] == "shift" or (words[0] == "set" and "--" in words):
             count = int(words[1]) if words[1:] and words[1].isdecimal() else 1
@@ -199,7 +202,7 @@ class Shell(Words):
                     block.again = None
                     break
         else:
-            return False
+            return words[0] == "(("  # whose variables its test has set
         return True
 
     def _written(self, words: list[str], target: str) -> bool:
@@ -208,8 +211,8 @@ class Shell(Words):
         if names and (words[0] in ("tee", "cp") or (words[0] == "sed" and "-i" in words)):
             target = names[-1]
         if not target:
+            self._said.append(f"{output(words, self._document, self.read) or ''}\n")
             return False
-        self._documents += 1
         held = self._document
         if (words[0] == "sed" and not held) or words[0] == "cp":
             found = self.read(words[-2] if words[0] == "cp" else words[-1])
@@ -218,10 +221,15 @@ class Shell(Words):
             held = re.sub(r"\$\{?(\w{1,64})\}?", lambda one: self.variables.get(one[1], one[0]), held)
         elif words[0] not in ("tee", "cp") and not (words[0] == "cat" and held):
             held = output(words, held, self.read) or ""
-        if held and self._documents <= MAX_DOCUMENTS:
-            name, mark = WORKING.sub("", target), "" if words[0] in ("cat", "tee", "cp") else "\n"
-            self.files[name] = (self.files.get(name, "") if self._appends else "") + held + mark
+        self._keep(target, held + ("" if words[0] in ("cat", "tee", "cp") else "\n"))
         return True
+
+    def _keep(self, target: str, text: str) -> None:
+        """Keep what is written into a file, if it is told."""
+        self._documents += 1
+        if text.strip() and self._documents <= MAX_DOCUMENTS:
+            name = WORKING.sub("", target)
+            self.files[name] = (self.files.get(name, "") if self._appends else "") + text
 
     def _called(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a function that is called with arguments."""
@@ -330,8 +338,12 @@ class Shell(Words):
         block = self._blocks[-1] if self._blocks else None
         if word in CLOSES:
             turns = partial(self._turns, len(self._arrays["@"]), {**self.variables})
-            live, again = self._is_live() and not self._is_skipped(), turns if word == "while" else None
-            self._blocks.append(Block(CLOSES[word], live=live, begin=self._begin, again=again))
+            live, again = (
+                self._is_live() and not self._is_skipped(),
+                turns if word in ("while", "until") else None,
+            )
+            self._blocks.append(Block(CLOSES[word], live=live, word=word, begin=self._begin, again=again))
+            self._said = [] if word == "{" else self._said
             self._before = None, ""
         elif block is None:
             return
@@ -342,8 +354,9 @@ class Shell(Words):
         elif word == "then":
             block.enter(block.answer())
         elif word == "do" and block.closes == "done" and block.tests:
-            block.sure = block.answer() is True
-            block.enter(block.answer() is not False)
+            answer = not_of(block.answer()) if block.word == "until" else block.answer()
+            block.sure = answer is True
+            block.enter(answer is not False)
         elif word == "else":
             if block.live and block.left:  # no "then" was met
                 raise FileFormatError(f"{self.name} has branches of fish; name the command itself, after --.")
@@ -414,8 +427,8 @@ class Shell(Words):
         certain = all(block.live for block in self._blocks)
         if certain or (known is None and "$" not in value and name not in self._unclear):
             self.variables[name] = value[:MAX_VALUE]
-        elif known not in (None, value) and "$" not in value:
-            del self.variables[name]
+        elif "$(" in value or (known not in (None, value) and "$" not in value):
+            self.variables.pop(name, None)
             self._unclear.add(name)
         if certain:
             self._unclear.discard(name)
