@@ -85,7 +85,7 @@ def _calculated(node: ast.expr) -> Any:
 def _number(expression: str) -> Any:
     try:
         return _calculated(ast.parse(expression.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
@@ -167,7 +167,7 @@ def output(words: Sequence[str], fed: str, read: Read) -> str | None:
         return "" if decided(words) is not None else None
     try:
         return known([*words[1:]], fed, read)
-    except (ValueError, IndexError, TypeError, re.error, getopt.GetoptError, FileFormatError):
+    except (ValueError, LookupError, TypeError, re.error, getopt.GetoptError, FileFormatError):
         return None
 
 

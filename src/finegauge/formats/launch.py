@@ -39,6 +39,7 @@ from finegauge.formats.launchers import (
     of_slurm,
     options_of,
     until_pipe,
+    whole_of,
 )
 from finegauge.formats.programs import LLAMA_FACTORY, MODULES, SCRIPTS, TOOLS, Program
 from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
@@ -378,7 +379,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     options, keys = _as_keys(named, program, options, loose, keys)
     reader, whose = program.reader, "its framework's"
     if script is None and program == Program() and not keys:
-        options, whose = programs.of_copies(options, int(seen.get("WORLD_SIZE", 1)))
+        options, whose = programs.of_copies(options, whole_of(seen.get("WORLD_SIZE")) or 1)
     if script is not None:
         parsed = "HfArgumentParser(" in script[0] or "TrlParser(" in script[0]
         options = programs.in_full(options, script[0]) if parsed else options

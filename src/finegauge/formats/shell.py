@@ -283,7 +283,7 @@ class Shell(Words):
             block.tests.append(None if skipped else answer)
             block.joined.append(separator)
         self._before = answer, operator_
-        if words[0] in ("for", "select"):
+        if words[0] in ("for", "select") and words[1:]:
             self._loop(words)
             return []
         return [] if skipped else words
