@@ -11,7 +11,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any
 
 from finegauge.catalogue.tables import refusal
@@ -167,7 +166,7 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str, depth: int = 0) -> Lau
 def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[str, str] = {}) -> Launch:
     batch = batch_options(text)
     shell = Shell(text, place.name, arguments)
-    shell.files, shell.read = place.files, place.text
+    shell.files, shell.read, shell.calls = place.files, place.text, place.calls
     shell.variables |= of_slurm(batch) | {name: given[name] for name in given if name.isidentifier()}
     refused: list[FileFormatError] = []
     trainings, served = list[Launch](), list[Launch]()  # a server may write a training's answers
@@ -236,9 +235,10 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     words = until_pipe(command.words)
     if not words or words[0][:1] == "-" or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
-    held = ((one, place.text(one)) for one in BUILDS.get(words[0], ()) if place.depth < _MAX_FOLLOWED)
-    if (build := next(filter(itemgetter(1), held), None)) and build[1]:
-        return of_tasks(of_build(build[1][0], build[0], words[1:]), build[1][1], place.name, place.depth + 1)
+    build = next(filter(None, map(place.text, BUILDS.get(words[0], ()))), None)
+    if build and place.depth < _MAX_FOLLOWED:
+        tasks = of_build(build[0], os.path.basename(build[1]), words[1:])
+        return of_tasks(tasks, build[1], place.name, place.depth + 1)
     mounts, told = of_engine(words, place.text)
     if mounts or told:
         place.mounts |= mounts
@@ -311,9 +311,8 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
                     f"{place.name} starts {shown(named)}, which is not here to be read; add it."
                 )
             return None
-        inside = Place(
-            text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1
-        )
+        inside = Place(text[1], os.path.basename(named), place.files, trusted=place.trusted)
+        inside.depth, inside.calls = place.depth + 1, place.calls
         return _of_shell(text[0], inside, rest, line.command.environment)
     starts = bool(launcher) and (
         any(word.rpartition("/")[2] in ("accelerate", "torchrun", "deepspeed", "srun") for word in launcher)

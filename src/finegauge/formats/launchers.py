@@ -86,6 +86,7 @@ class Place:
         self.file, self.name = file, name
         self.files = {WORKING.sub("", one): text for one, text in files.items()}
         self.trusted, self.depth = trusted, depth
+        self.calls = [0, 0]  # of functions and turns of loops, of all scripts that follow each other
         self.mounts: dict[str, str] = {}  # folders of the machine that runs it: where they lie here
 
     def text(self, named: str) -> tuple[str, str] | None:

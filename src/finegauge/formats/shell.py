@@ -92,7 +92,7 @@ class Shell(Words):
         super().__init__(name, arguments, depth)
         self.files: dict[str, str] = {}  # that the script writes by here-documents
         self._functions: dict[str, str] = {}
-        self._calls = [0, 0]  # of all shells of a script, and turns of their loops
+        self.calls = [0, 0]  # of all shells of a script, and turns of their loops
         self._include(text, arguments[:1])
         self._blocks: list[Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
@@ -121,7 +121,7 @@ class Shell(Words):
         """Return a shell that reads another text with what is known here."""
         inner = Shell(text, self.name, arguments, depth=self._depth + 1)
         inner._functions |= {name: self._functions[name] for name in self._functions}
-        inner._calls, inner.read, inner.files = self._calls, self.read, self.files
+        inner.calls, inner.read, inner.files = self.calls, self.read, self.files
         inner.variables = {**inner.variables, **self.variables}
         inner._arrays = {**self._arrays, **(inner._arrays if arguments else {})}
         return inner
@@ -233,8 +233,8 @@ class Shell(Words):
 
     def _called(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a function that is called with arguments."""
-        self._calls[0] += 1
-        if self._calls[0] > _MAX_CALLS:
+        self.calls[0] += 1
+        if self.calls[0] > _MAX_CALLS:
             raise FileFormatError(f"{self.name} calls functions more than {_MAX_CALLS} times.")
         inner = self._inside(self._functions[words[0]])
         inner._arrays |= {"@": words[1:], "*": words[1:]}
@@ -368,8 +368,8 @@ class Shell(Words):
         """Leave a block, of a loop for its next turn."""
         self._blocks.pop()
         self._before = block.live, ""
-        if block.live and block.again is not None and self._calls[1] < _MAX_TURNS and block.again(block):
-            self._calls[1] += 1
+        if block.live and block.again is not None and self.calls[1] < _MAX_TURNS and block.again(block):
+            self.calls[1] += 1
             self._at, block.tests = block.begin, []
             self._blocks += [] if isinstance(block.again, partial) else [block]
 
