@@ -18,7 +18,7 @@ class Block:
     ) -> None:
         """Begin before the first branch; `word`: what a case compares; a loop goes to `begin` if `again`."""
         self.closes, self.word, self.begin, self.again = closes, word, begin, again
-        self.sure = False  # whether the test of a loop is decided
+        self.sure = self.resumes = False  # whether a loop's test is decided, and its turn left for the next
         self.live: bool | None = live
         self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
         self.tests: list[bool | None] = []
@@ -36,10 +36,11 @@ class Block:
 
     def answer(self) -> bool | None:
         """Return what the tests since `ask` come to."""
-        between = {*self.joined[:-1]}
-        if between == {"||"}:
-            return not_of(all_of([not_of(one) for one in self.tests]))
-        return all_of(self.tests) if self.tests and between <= {"&&"} else None
+        found = self.tests[0] if self.tests else None
+        for between, one in zip(self.joined, self.tests[1:], strict=False):
+            either = not_of(all_of((not_of(found), not_of(one))))
+            found = either if between == "||" else all_of((found, one)) if between == "&&" else None
+        return found
 
 
 def all_of(answers: Sequence[bool | None]) -> bool | None:

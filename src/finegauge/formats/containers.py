@@ -70,9 +70,18 @@ def tasks_of(text: str, name: str) -> list[Task] | None:
         ) from None
     if any("apiVersion" in one for one in held):
         return _of_manifests(held)
-    services, jobs = (mapping_in(held[0] if held else {}, key).values() for key in ("services", "jobs"))
+    first = held[0] if held else {}
+    services, jobs = (mapping_in(first, key).values() for key in ("services", "jobs"))
     found = [_of_service(one) for one in services if isinstance(one, Mapping)]
-    found += [_of_steps(held[0], one) for one in jobs if isinstance(one, Mapping) and "steps" in one]
+    found += [_of_steps(first, one) for one in jobs if isinstance(one, Mapping) and "steps" in one]
+    scripts = [one for one in first.values() if isinstance(one, Mapping) and "script" in one]  # of GitLab
+    found += [
+        Task(
+            "\n".join(_words(one["script"])),
+            variables_of(first.get("variables")) | variables_of(one.get("variables")),
+        )
+        for one in scripts
+    ]
     return [task for task in found if task.script][:_MAX_TASKS] if found else None
 
 

@@ -161,7 +161,7 @@ def output(words: Sequence[str], fed: str, read: Read) -> str | None:
     """Return what a command prints of its words and of the text that it is fed; None where that asks more."""
     name = words[0].rpartition("/")[2]
     known = _PRINTS.get("python" if re.fullmatch(r"python[\d.]*", name) else name)
-    texts = [fed] if name in ("awk", "jq", "yq") else [] if name == "sed" else [*words[1:], fed]
+    texts = [fed] if name in ("awk", "grep", "jq", "yq") else [] if name == "sed" else [*words[1:], fed]
     unset = any(map(UNSET.search, texts)) and not (name in _TIDY and " " in max(texts, key=len, default=""))
     if known is None or unset:
         return "" if decided(words) is not None else None
@@ -190,8 +190,11 @@ def _printf(rest: list[str], fed: str, read: Read) -> str:
     marks = re.findall(r"%[-0]?\d{0,3}[sd]", form)
     turns = range(0, max(1, len(given)), max(1, len(marks)))
     parts = [[*given[at : at + len(marks)], *[""] * len(marks)][: len(marks)] for at in turns]
-    plain = re.sub(r"%([-0]?\d{0,3})[sd]", r"%\1s", form)
-    return "".join(plain % tuple(part) for part in parts)
+    filled = [
+        [int(one or 0) if mark[-1] == "d" else one for mark, one in zip(marks, part, strict=True)]
+        for part in parts
+    ]
+    return "".join(form % tuple(part) for part in filled)
 
 
 def _cut(rest: list[str], fed: str, read: Read) -> str:
@@ -271,14 +274,27 @@ def _sum(expression: str) -> str | None:
     return None if UNSET.search(found) else found
 
 
+def _pattern(text: str) -> str:
+    """Return a pattern of sed's and grep's as Python has it; a ValueError for one that repeats much."""
+    plain = re.escape(text.replace("\\", "")).replace(r"\.\*", ".*")
+    plain = re.sub(r"\\\[((?:\\\^)?[\w\\-]{1,40})\\\](?:\\([*+]))?", r"[\1]\2", plain)
+    if len(re.findall(r"[.\]][*+]", plain)) > 1:
+        raise ValueError(text)
+    return re.sub(r"^\\\^|\\\$$", lambda found: found[0][1:], plain)
+
+
+def _grep(rest: list[str], fed: str, read: Read) -> str:
+    told, (asked, *files) = _told(rest, "voEcPqi")
+    lines, found = _text(files, fed, read).splitlines(), re.compile(_pattern(asked))
+    kept = [one for one in lines if (found.search(one) is None) is ("v" in told)]
+    kept = [hit for line in lines for hit in found.findall(line)] if "o" in told else kept
+    return str(len(kept)) if "c" in told else "\n".join(kept)
+
+
 def replaced(text: str, words: Sequence[str]) -> str:
     """Return a text as sed's words change it: texts by others, and `.*`; no further patterns."""
     for change in filter(None, map(_REPLACED.fullmatch, words)):
-        plain = re.escape(change[2].replace("\\", "")).replace(r"\.\*", ".*")
-        plain = re.sub(r"\\\[((?:\\\^)?[\w\\-]{1,40})\\\]\\([*+])", r"[\1]\2", plain)
-        plain = re.sub(r"^\\\^|\\\$$", lambda found: found[0][1:], plain)
-        if len(re.findall(r"[.\]][*+]", plain)) < 2:
-            text = re.sub(plain, change[3].replace("\\", "\\\\"), text, flags=re.MULTILINE)
+        text = re.sub(_pattern(change[2]), change[3].replace("\\", "\\\\"), text, flags=re.MULTILINE)
     return text
 
 
@@ -291,6 +307,7 @@ _PRINTS: Mapping[str, Callable[[list[str], str, Read], str | None]] = {
     "head": _lines,
     "tail": lambda rest, fed, read: _lines(rest, fed, read, last=True),
     "awk": _awk,
+    "grep": _grep,
     "sed": lambda rest, fed, read: replaced(fed, rest),
     "seq": _seq,
     "basename": lambda rest, fed, read: os.path.basename(rest[0].rstrip("/")).removesuffix([*rest, ""][1]),

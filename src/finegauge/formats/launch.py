@@ -21,9 +21,9 @@ from finegauge.formats.containers import Task, of_build, tasks_of_python, unread
 from finegauge.formats.expansions import UNSET
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
-    BUILDS,
     CONFIGS,
     LAUNCHERS,
+    MAX_FOLLOWED,
     OF_FILES,
     OF_LAUNCHERS,
     SCRIPT_ENDINGS,
@@ -97,7 +97,6 @@ _CUT_SHORT = re.compile(r"\\\n[ \t]*#[^\n]*\n[ \t]*-|\\ +#")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
 _MAX_LAUNCHER = 60  # words before a program's name
-_MAX_FOLLOWED = 3  # scripts that start scripts
 _OF_FILE = re.compile(r"\$\{[a-z]\w*(\.\w+)+\}")  # what a file of OmegaConf takes of its own
 
 
@@ -235,8 +234,7 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     words = until_pipe(command.words)
     if not words or words[0][:1] == "-" or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
-    build = next(filter(None, map(place.text, BUILDS.get(words[0], ()))), None)
-    if build and place.depth < _MAX_FOLLOWED:
+    if build := place.build(words[0]):
         tasks = of_build(build[0], os.path.basename(build[1]), words[1:])
         return of_tasks(tasks, build[1], place.name, place.depth + 1)
     mounts, told = of_engine(words, place.text)
@@ -305,7 +303,7 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
             return _read(known, line)
     text = None if module else place.text(named)
     if named.endswith(SHELL_ENDINGS):
-        if text is None or place.depth >= _MAX_FOLLOWED:
+        if text is None or place.depth >= MAX_FOLLOWED:
             if text is None and _TRAINS.search(os.path.basename(named)):
                 raise _DoubtfulError(
                     f"{place.name} starts {shown(named)}, which is not here to be read; add it."

@@ -19,40 +19,24 @@ LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"),
     "accelerate.commands.launch",
 )
-BUILDS = {"make": ("Makefile", "makefile", "GNUmakefile"), "just": ("justfile", "Justfile", ".justfile")}
-_READ = (
-    *CONFIGS,
-    *SCRIPT_ENDINGS,
-    ".env",
-    ".env.local",
-    ".env.train",
-    ".mk",
-    *BUILDS["make"],
-    *BUILDS["just"],
-)
+_BUILDS = {"make": ("Makefile", "makefile", "GNUmakefile"), "just": ("justfile", "Justfile", ".justfile")}
+_OF_BUILDS = (".mk", *_BUILDS["make"], *_BUILDS["just"])
+_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", ".env.local", ".env.train", *_OF_BUILDS)
 _SET = re.compile(
     r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*[:?]{0,2}=[ \t]*"
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\n]*?)[ \t]*(?:[ \t]#.*)?$"
 )
 _MAX_ENV = 100_000  # characters
+MAX_FOLLOWED = 3  # scripts that start scripts
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 # where a script, or a notebook of a cloud, starts
 WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
 # Options of launchers that programs take too, for the launcher that they start.
-OF_LAUNCHERS = (
-    *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
-    *(
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "local_rank",
-        "machine_rank",
-        "main_process_ip",
-        "standalone",
-        "rdzv_endpoint",
-        "rdzv_backend",
-    ),
-)
+_HANDED_ON = """
+num_processes num_machines nproc_per_node nnodes accelerate_config launcher node_rank master_addr master_port
+local_rank machine_rank main_process_ip standalone rdzv_endpoint rdzv_backend
+"""
+OF_LAUNCHERS = frozenset(_HANDED_ON.split())
 # Keys of files, logs and learning: neither memory nor time hangs on what they hold.
 OF_FILES = re.compile(
     r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*|data_path|lr\w*"
@@ -104,6 +88,11 @@ class Place:
             path = find_inside(named, self.file, _READ)[0]
         return None if path is None else (read_text(path), path)
 
+    def build(self, program: str) -> tuple[str, str] | None:
+        """Return (text, path) of the file of recipes that make or just reads, if it is there."""
+        names = _BUILDS.get(program, ()) if self.depth < MAX_FOLLOWED else ()
+        return next(filter(None, map(self.text, names)), None)
+
     def beside(self, named: Any) -> str | None:
         """Return the text of a file of keys that a script names by a path from its folder, if it is there."""
         is_near = isinstance(named, str) and named.endswith(CONFIGS) and not os.path.isabs(named)
@@ -152,11 +141,15 @@ def of_slurm(batch: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that Slurm sets of what a script asks for."""
     tasks = whole_of(batch.get("ntasks_per_node"))
     nodes, each = whole_of(batch.get("nodes") or batch.get("N")), _of_node(batch)
+    total = whole_of(str(batch.get("gpus") or batch.get("G")).rpartition(":")[2])
+    each = each or (total and total // (nodes or 1))
     told = {
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
         **dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), each),
-        "SLURM_GPUS": whole_of(str(batch.get("gpus")).rpartition(":")[2]),
-        **{"SLURM_NTASKS_PER_NODE": tasks, "SLURM_NTASKS": nodes and tasks and nodes * tasks},
+        "SLURM_GPUS": total,
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_NTASKS": whole_of(batch.get("ntasks") or batch.get("n"))
+        or (nodes and tasks and nodes * tasks),
     }
     return {name: str(value) for name, value in told.items() if value}
 

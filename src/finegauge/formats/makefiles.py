@@ -24,6 +24,7 @@ class _Recipe:
         self.parameters = [(name, sign, value) for sign, name, _, value in _PARAMETER.findall(parameters)]
         self.needed = re.findall(r"[\w.-]+", needed.partition("##")[0])
         self.lines: list[str] = []
+        self.own: dict[str, str] = {}  # variables of this target alone
 
 
 class _Makefile:
@@ -48,7 +49,13 @@ class _Makefile:
             elif not just and (included := re.match(r"[-s]?include\s+(\S+)", line)):
                 self.files.append(included[1])
             elif found := _HEAD.fullmatch(line.rstrip()):
-                last = self.recipes.setdefault(found[1], _Recipe(found[2], found[3]))
+                needed, _, first = (
+                    ("", "", "") if (own := _ASSIGNED.fullmatch(found[3])) else found[3].partition(";")
+                )
+                last = self.recipes.setdefault(found[1], _Recipe(found[2], needed))
+                last.needed += _Recipe("", needed).needed
+                last.own |= {own[1]: own[3].strip()} if own else {}
+                last.lines += [first] if first and not just else []
 
     def _branch(self, stated: str, taken: list[bool]) -> None:
         """Follow the words that part a Makefile into branches."""
@@ -86,7 +93,7 @@ class _Makefile:
         """Yield what a recipe runs, behind those that it needs; of no target each recipe."""
         for name in self._order(target) if target else list(self.recipes)[:_MAX_RECIPES]:
             recipe = self.recipes[name]
-            held, self.variables = self.variables, {**self.variables}
+            held, self.variables = self.variables, {**self.variables, **recipe.own, **self.given}
             for at, (parameter, sign, value) in enumerate(recipe.parameters if self.just else ()):
                 given = arguments[at : None if sign in ("*", "+") else at + 1] if name == target else ()
                 self.variables[parameter] = " ".join(given) if given else value

@@ -48,6 +48,14 @@ _AS_FILE = re.compile(
 )
 _WRITTEN = r"cat > document_\4 \2\n\5\n\1document_\4"
 _WRITES = ("sed", "envsubst", "cat", "tee", "echo", "printf", "jq", "yq", "cp")  # a file, where one is named
+_SUCCEEDS = (
+    "echo",
+    "printf",
+    "export",
+    "local",
+    "readonly",
+    "declare",
+)  # so that what stands behind || is not run
 _HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "bsub", "gcloud", "wsl"))  # a text is a command
 _IGNORED = {"time", "exec", "nohup", "sudo", "command", "!"}
 
@@ -93,7 +101,7 @@ class Shell(Words):
         self.files: dict[str, str] = {}  # that the script writes by here-documents
         self._functions: dict[str, str] = {}
         self.calls = [0, 0]  # of all shells of a script, and turns of their loops
-        self._include(text, arguments[:1])
+        self._include(text, arguments)
         self._blocks: list[Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
         self._locals = set[str]()  # of a function
@@ -172,11 +180,8 @@ class Shell(Words):
         """Return whether a command only sets what later ones use: a variable, a file that is written."""
         if words[0] == "read" and self._document:
             self._take(words[1:], self._document.strip()[:MAX_VALUE], separator)
-        elif (
-            words[:2] == ["printf", "-v"]
-            and (text := output(["printf", *words[3:]], "", self.read)) is not None
-        ):
-            self._set(words[2], text)
+        elif words[:2] == ["printf", "-v"] and words[3:]:
+            self._set(words[2], output(["printf", *words[3:]], "", self.read) or "$(printf)")
         elif words[0] in _WRITES:
             return self._written(words, target)
         elif told := _SOURCED.match(" ".join(words[:20])[:500]):
@@ -195,11 +200,13 @@ class Shell(Words):
             count = int(words[1]) if words[1:] and words[1].isdecimal() else 1
             held = self._arrays["@"] if words[0] == "shift" else words[words.index("--") :]
             self._arrays |= dict.fromkeys("@*", held[count:])
-        elif words[0] == "break" and all(block.live for block in self._blocks):
+        elif words[0] == "return" and self._depth and all(block.live for block in self._blocks):
+            self._at = len(self._text)
+        elif words[0] in ("break", "continue") and all(block.live for block in self._blocks):
             for block in reversed(self._blocks):
                 block.live = False
                 if block.closes == "done":
-                    block.again = None
+                    block.again, block.resumes = None if words[0] == "break" else block.again, True
                     break
         else:
             return words[0] == "(("  # whose variables its test has set
@@ -211,7 +218,7 @@ class Shell(Words):
         if names and (words[0] in ("tee", "cp") or (words[0] == "sed" and "-i" in words)):
             target = names[-1]
         if not target:
-            self._said.append(f"{output(words, self._document, self.read) or ''}\n")
+            self._said += [f"{output(words, self._document, self.read) or ''}\n"] if self._blocks else []
             return False
         held = self._document
         if (words[0] == "sed" and not held) or words[0] == "cp":
@@ -279,6 +286,7 @@ class Shell(Words):
         answer, skipped = self._before[0], self._is_skipped()
         if not skipped:
             answer = not_of(self._decided(words)) if turned else self._decided(words)
+            answer = True if ASSIGNED.fullmatch(words[0]) or words[0] in _SUCCEEDS else answer
         if block is not None:
             block.tests.append(None if skipped else answer)
             block.joined.append(separator)
@@ -300,12 +308,12 @@ class Shell(Words):
         given, at = self._arrays["@"], int(self.variables.setdefault("OPTIND", "1"))
         word = given[at - 1] if at <= len(given) else ""
         letters = self._letters or (word[1:] if re.match("-[^-]", word) else "")
-        letter, self._letters = letters[:1] or "?", letters[1:]
+        letter, self._letters, argument = letters[:1] or "?", letters[1:], ""
         if f"{letter}:" in known:
             at += not self._letters
-            self.variables["OPTARG"] = self._letters or "".join(given[at - 1 : at])
-            self._letters = ""
-        self.variables |= {name: letter if letter in known else "?", "OPTIND": str(at + (not self._letters))}
+            argument, self._letters = self._letters or "".join(given[at - 1 : at]), ""
+        at += bool(letters) and not self._letters
+        self.variables |= {name: letter if letter in known else "?", "OPTIND": str(at), "OPTARG": argument}
         return bool(letters)
 
     def _loop(self, words: list[str]) -> None:
@@ -368,9 +376,11 @@ class Shell(Words):
         """Leave a block, of a loop for its next turn."""
         self._blocks.pop()
         self._before = block.live, ""
-        if block.live and block.again is not None and self.calls[1] < _MAX_TURNS and block.again(block):
+        goes_on = block.live or block.resumes
+        if goes_on and block.again is not None and self.calls[1] < _MAX_TURNS and block.again(block):
             self.calls[1] += 1
-            self._at, block.tests = block.begin, []
+            self._behind = {at: end for at, end in self._behind.items() if at < block.begin}
+            self._at, block.tests, block.live, block.resumes = block.begin, [], True, False
             self._blocks += [] if isinstance(block.again, partial) else [block]
 
     def _turns(self, given: int, known: Mapping[str, str], block: Block) -> bool:

@@ -193,12 +193,12 @@ class Words(ABC):
                 current += self._text[self._at]
                 self._at += 1
             elif char in "$`":
-                parts = self._dollar(char)
-                if len(parts) > 1:
+                held, parts = self._at, self._dollar(char)
+                if len(parts) > 1 and not re.search(r"^\*|\[\*\]", self._text[held : self._at]):
                     words += [current + parts[0], *parts[1:-1]]
                     current = parts[-1]
                 else:
-                    current += "".join(parts)
+                    current += " ".join(parts)
             else:
                 current += char
             if len(current) > MAX_VALUE:
