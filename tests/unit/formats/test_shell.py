@@ -26,7 +26,7 @@ SCRIPTS = (
     "pick() {\ncase $1 in\na) echo 1 ;;\n*) echo 2 ;;\nesac\n}\nrun $(pick a) `pick b`",
     "S=a:b:c; run $(echo $S | cut -d: -f2) $(cut -d: -f2- <<< $S) $(echo $S | awk -F: '{print NF, $3}')",
     "run $(seq 2 2 6) $(seq -s, 0 3) $(echo 0,1,2 | tr ',' '\\n' | wc -l) $(printf '%s-%02d' a 7)",
-    "run $(basename /a/b.sh .sh) $(dirname /a/b.sh) $(expr 6 \\* 7) $(echo '9 / 2' | bc) $(echo Ab | tr A-Z a-z)",
+    "run $(basename /a/b.sh .sh) $(expr 6 \\* 7) $(echo '9 / 2' | bc) $(echo Ab | tr A-Z a-z)",
     "printf -v R '%s-r%d' q 8; read a b <<< '1 2 3'; IFS=, read -ra L <<< '4,5'; run $R $a \"$b\" ${#L[@]}",
     "[[ ab == a* ]] && X=1 || X=2; [[ ab =~ ^b ]] && Y=1 || Y=2; [ -n '' ] || Z=3; run $X $Y $Z",
     "if [[ a == b || c == c ]] && [ 2 -gt 1 ]; then run yes; elif true; then run no; else run never; fi",
