@@ -227,6 +227,9 @@ def _lines(rest: list[str], fed: str, read: Read, *, last: bool = False) -> str:
 
 def _awk(rest: list[str], fed: str, read: Read) -> str | None:
     told, others = _told(rest, "F:")
+    if begun := re.fullmatch(r"\s*BEGIN\s*\{\s*print\s+([^{},$]{1,200}?);?\s*\}\s*", others[0]):
+        value = _number(begun[1].replace("int(", "("))
+        return None if value is None else f"{int(value) if 'int(' in begun[1] else value:.6g}"
     if not (asked := _COLUMNS.fullmatch(others[0])):
         return None
     held = [line.split(told.get("F")) for line in _text(others[1:], fed, read).splitlines()]

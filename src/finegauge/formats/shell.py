@@ -108,6 +108,7 @@ class Shell(Words):
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
         self._begin, self._separator, self._fed, self._letters = 0, "", "", ""
         self._said: list[str] = []  # by the commands of a group
+        self._submitted: list[Command] = []  # whose answer the script keeps: JOB=$(sbatch train.slurm)
 
     def _include(self, text: str, asked: Sequence[str] = (), *, whole: bool = False) -> None:
         """Put a text where the script is read."""
@@ -151,10 +152,12 @@ class Shell(Words):
             if words[:1] == ["}"] and target:
                 self._keep(target, "".join(self._said))
             words = self._followed(words, self._separator)
+            submitted, self._submitted = self._submitted, []
             if skipped or not self._is_live():
                 self._arrays = arrays
             if not self._is_live():
                 continue
+            yield from () if skipped else submitted
             environment = self._assigned(words)
             if words and self._separator[:1] == "|" and self._separator != "||":
                 self._fed = (output(words, self._document, self.read) or "")[:MAX_VALUE]
@@ -447,6 +450,9 @@ class Shell(Words):
         """Return what $(...) prints where its text tells; else the text itself."""
         unread, said, folder = f"$({text})", list[str](), "."
         if self._depth >= MAX_NESTED:
+            return unread
+        if re.match(r"\s*sbatch\s", text):
+            self._submitted += self._inside(text).commands()
             return unread
         inner = self._inside(re.sub(r"^\s*<", "cat ", text))
         for words, _, document in inner.commands():
