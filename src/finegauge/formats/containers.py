@@ -18,6 +18,7 @@ from finegauge.catalogue.gpus import cloud_machine
 from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
 from finegauge.formats.launchers import known_card, mounts_of, variables_of, whole_of
+from finegauge.formats.makefiles import of_recipes
 from finegauge.formats.python_values import OPAQUE, Values, callee, last_name
 from finegauge.formats.sheet import listed, mapping_in
 from finegauge.formats.shell_words import MAX_SCRIPT
@@ -294,9 +295,8 @@ def of_build(text: str, name: str, words: Sequence[str] = ()) -> list[Task]:
         return [_of_dockerfile(text)]
     if name.lower().endswith((".bat", ".cmd", ".ps1")):
         return [_of_windows(_of_power_shell(text) if name.lower().endswith(".ps1") else text)]
-    from finegauge.formats.makefiles import of_recipes
-
-    return of_recipes(text, words, just="justfile" in name.lower())
+    scripts, files = of_recipes(text, words, just="justfile" in name.lower())
+    return [Task(script, env_files=files) for script in scripts]
 
 
 def _of_power_shell(text: str) -> str:

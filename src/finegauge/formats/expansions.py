@@ -225,6 +225,13 @@ def _lines(rest: list[str], fed: str, read: Read, *, last: bool = False) -> str:
     return "\n".join(lines[-count:] if last else lines[:count])
 
 
+def _wc(rest: list[str], fed: str, read: Read) -> str:
+    told, files = _told(rest, "lwcm")
+    text = _text(files, fed, read)
+    parts = text.splitlines() if "l" in told else text.split() if "w" in told else text
+    return " ".join([str(len(parts)), *files])
+
+
 def _awk(rest: list[str], fed: str, read: Read) -> str | None:
     told, others = _told(rest, "F:")
     if begun := re.fullmatch(r"\s*BEGIN\s*\{\s*print\s+([^{},$]{1,200}?);?\s*\}\s*", others[0]):
@@ -306,7 +313,7 @@ _PRINTS: Mapping[str, Callable[[list[str], str, Read], str | None]] = {
     "printf": _printf,
     "cut": _cut,
     "tr": _tr,
-    "wc": lambda rest, fed, read: str(len(fed.split() if "-w" in rest else fed.splitlines())),
+    "wc": _wc,
     "head": _lines,
     "tail": lambda rest, fed, read: _lines(rest, fed, read, last=True),
     "awk": _awk,

@@ -211,6 +211,7 @@ def machine(
 def _unset(told: Mapping[str, Any], nodes: int | None) -> Iterator[str]:
     """Yield a warning where the number of GPUs is a variable that nothing sets, or of nodes alone."""
     given = [told.get(key) for key in ("nnodes", "np", *_GPUS_PER_NODE, "num_processes", "num_machines")]
+    given += [told["n"]] if UNSET.search(str(told.get("n"))) else []  # mpirun's; conda's is a name
     named = [str(one[0] if isinstance(one, list) else one) for one in given if one not in (None, True)]
     if unset := [value for value in named if whole_of(value) is None and value not in ("gpu", "auto", "cpu")]:
         yield f"How many GPUs it starts on hangs on {unset[-1]}, which is not told: num_gpus=N says."

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import dedent
 
-from finegauge.formats.containers import Task
-
 _MAX_RECIPES, _MAX_SET, _MAX_VALUE, _MAX_TEXT, _MAX_DEPTH = 100, 100, 2000, 50_000, 8
 _ASSIGNED = re.compile(r"(?:(?:export|override)\s+)*([A-Za-z_][\w-]*)\s*(:{0,3}|\?|\+)=\s*(.*)")
 _USED = re.compile(r"\$[({]([A-Za-z_]\w*)[)}]")
@@ -113,12 +111,12 @@ class _Makefile:
         return [*dict.fromkeys([*before, target])][:_MAX_RECIPES]
 
 
-def of_recipes(text: str, words: Sequence[str] = (), *, just: bool = False) -> list[Task]:
-    """Return the commands of what `make TARGET NAME=value` or `just` runs, or else of each recipe."""
+def of_recipes(text: str, words: Sequence[str] = (), *, just: bool = False) -> tuple[list[str], list[str]]:
+    """Return what `make TARGET NAME=value` or `just` runs, else each recipe, and the files that it includes."""
     given = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
     makefile = _Makefile(text, given, just=just)
     places = [at for at, word in enumerate(words) if word in makefile.recipes]
     known = [words[at] for at in places[: 1 if just else None]]
     arguments = words[places[0] + 1 :] if known else []
     scripts = [one for target in known or [""] for one in makefile.scripts(target, arguments)]
-    return [Task(script, env_files=makefile.files) for script in scripts or [""]]
+    return scripts or [""], makefile.files

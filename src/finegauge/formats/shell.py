@@ -160,7 +160,8 @@ class Shell(Words):
             yield from () if skipped else submitted
             environment = self._assigned(words)
             if words and self._separator[:1] == "|" and self._separator != "||":
-                self._fed = (output(words, self._document, self.read) or "")[:MAX_VALUE]
+                told = output(words, self._document, self.read)
+                self._fed = f"$({words[0]})" if told is None else told[:MAX_VALUE]
             if not words or self._kept(words, target, environment.get("IFS", "").strip() or None):
                 continue
             if words[0] in self._functions and self._depth < MAX_NESTED:
@@ -237,7 +238,7 @@ class Shell(Words):
     def _keep(self, target: str, text: str) -> None:
         """Keep what is written into a file, if it is told."""
         self._documents += 1
-        if text.strip() and self._documents <= MAX_DOCUMENTS:
+        if text.strip() and text[:2] != "$(" and self._documents <= MAX_DOCUMENTS:
             name = WORKING.sub("", target)
             self.files[name] = (self.files.get(name, "") if self._appends else "") + text
 

@@ -100,8 +100,9 @@ class Words(ABC):
         start = self._at
         word = " ".join(self._word())
         self._appends |= found[2] == ">>"
-        if found[2] == "<" and (held := self.read(word)):
-            self._document = held[0][:MAX_SCRIPT]
+        if found[2] == "<":
+            held = self.read(word)
+            self._document = held[0][:MAX_SCRIPT] if held else f"$(cat {word})"
         if found[2] == "<<<":  # one word as the input
             self._document = word
             return "-"

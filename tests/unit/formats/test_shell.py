@@ -25,6 +25,7 @@ SCRIPTS = (
     "f() {\nlocal x=1\ny=$1\nreturn\ny=2\n}\nx=0\nf 5\nrun $x $y",
     "pick() {\ncase $1 in\na) echo 1 ;;\n*) echo 2 ;;\nesac\n}\nrun $(pick a) `pick b`",
     "S=a:b:c; run $(echo $S | cut -d: -f2) $(cut -d: -f2- <<< $S) $(echo $S | awk -F: '{print NF, $3}')",
+    "run $(echo a,b | tr -cd , | wc -c)",
     "run $(seq 2 2 6) $(seq -s, 0 3) $(echo 0,1,2 | tr ',' '\\n' | wc -l) $(printf '%s-%02d' a 7)",
     "run $(basename /a/b.sh .sh) $(expr 6 \\* 7) $(echo '9 / 2' | bc) $(echo Ab | tr A-Z a-z)",
     "printf -v R '%s-r%d' q 8; read a b <<< '1 2 3'; IFS=, read -ra L <<< '4,5'; run $R $a \"$b\" ${#L[@]}",
