@@ -112,7 +112,7 @@ class _Makefile:
 
 
 def of_recipes(text: str, words: Sequence[str] = (), *, just: bool = False) -> tuple[list[str], list[str]]:
-    """Return what `make TARGET NAME=value` or `just` runs, else each recipe, and the files that it includes."""
+    """Return what `make TARGET NAME=value` or `just` runs, else each recipe, and files that are included."""
     given = {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
     makefile = _Makefile(text, given, just=just)
     places = [at for at, word in enumerate(words) if word in makefile.recipes]
