@@ -19,6 +19,7 @@ from finegauge.formats.sheet import MAX_TEXT
 
 UNSET = re.compile(r"\$[\w({@]|`")
 Read = Callable[[str], tuple[str, str] | None]  # a file beside the script: its text and path
+_MAX_PATTERN = 1024  # characters of a line that a pattern is looked for in
 _SUM = re.compile(r"[\d\s()+*/%<>=!&|?:-]{1,200}")
 _TESTS = ("[", "[[", "test", "]", "]]", "!")
 _COMPARED = {
@@ -131,8 +132,8 @@ def changed(value: str, mark: str, word: str) -> str | None:
     """Return a value as ${name#word}, %, / and ^ change it, or cut as ${name:from:length} cuts it."""
     if mark in _CASES:
         return _CASES[mark](value)
-    if mark == ":":
-        cut = between(word, len(value))
+    if mark == ":" or len(value) > _MAX_PATTERN:
+        cut = between(word, len(value)) if mark == ":" else None
         return None if cut is None else value[cut]
     pattern, _, by = word.partition("/") if mark[0] == "/" else (word, "", "")
     found = translate(pattern.replace("[^", "[!").replace("\\", "")).rpartition(")")[0] + ")"
@@ -284,18 +285,20 @@ def _sum(expression: str) -> str | None:
     return None if UNSET.search(found) else found
 
 
-def _pattern(text: str) -> str:
-    """Return a pattern of sed's and grep's as Python has it; a ValueError for one that repeats much."""
+def _pattern(text: str, lines: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern of sed's and grep's as Python has it; a ValueError for one that would take long."""
     plain = re.escape(text.replace("\\", "")).replace(r"\.\*", ".*")
     plain = re.sub(r"\\\[((?:\\\^)?[\w\\-]{1,40})\\\](?:\\([*+]))?", r"[\1]\2", plain)
-    if len(re.findall(r"[.\]][*+]", plain)) > 1:
+    repeated = len(re.findall(r"[.\]][*+]", plain))
+    if repeated > 1 or (repeated and max(map(len, lines), default=0) > _MAX_PATTERN):
         raise ValueError(text)
-    return re.sub(r"^\\\^|\\\$$", lambda found: found[0][1:], plain)
+    return re.compile(re.sub(r"^\\\^|\\\$$", lambda found: found[0][1:], plain))
 
 
 def _grep(rest: list[str], fed: str, read: Read) -> str:
     told, (asked, *files) = _told(rest, "voEcPqi")
-    lines, found = _text(files, fed, read).splitlines(), re.compile(_pattern(asked))
+    lines = _text(files, fed, read).splitlines()
+    found = _pattern(asked, lines)
     kept = [one for one in lines if (found.search(one) is None) is ("v" in told)]
     kept = [hit for line in lines for hit in found.findall(line)] if "o" in told else kept
     return str(len(kept)) if "c" in told else "\n".join(kept)
@@ -303,9 +306,11 @@ def _grep(rest: list[str], fed: str, read: Read) -> str:
 
 def replaced(text: str, words: Sequence[str]) -> str:
     """Return a text as sed's words change it: texts by others, and `.*`; no further patterns."""
+    lines = text.split("\n")
     for change in filter(None, map(_REPLACED.fullmatch, words)):
-        text = re.sub(_pattern(change[2]), change[3].replace("\\", "\\\\"), text, flags=re.MULTILINE)
-    return text
+        found, by = _pattern(change[2], lines), change[3].replace("\\", "\\\\")
+        lines = [found.sub(by, line) for line in lines]
+    return "\n".join(lines)
 
 
 _PRINTS: Mapping[str, Callable[[list[str], str, Read], str | None]] = {

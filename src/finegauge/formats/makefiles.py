@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import dedent
 
-_MAX_RECIPES, _MAX_SET, _MAX_VALUE, _MAX_TEXT, _MAX_DEPTH = 100, 100, 2000, 50_000, 8
+_MAX_RECIPES, _MAX_SET, _MAX_VALUE, _MAX_TEXT = 100, 100, 2000, 50_000
 _ASSIGNED = re.compile(r"(?:(?:export|override)\s+)*([A-Za-z_][\w-]*)\s*(:{0,3}|\?|\+)=\s*(.*)")
 _USED = re.compile(r"\$[({]([A-Za-z_]\w*)[)}]")
 _OF_JUST = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}")
@@ -18,10 +18,9 @@ _CONDITION = re.compile(r"(ifn?eq)\s*(?:\((.*?),(.*)\)|[\"'](.*?)[\"']\s+[\"'](.
 
 
 class _Recipe:
-    def __init__(self, parameters: str, needed: str) -> None:
+    def __init__(self, parameters: str) -> None:
         self.parameters = [(name, sign, value) for sign, name, _, value in _PARAMETER.findall(parameters)]
-        self.needed = re.findall(r"[\w.-]+", needed.partition("##")[0])
-        self.lines: list[str] = []
+        self.needed, self.lines = list[str](), list[str]()
         self.own: dict[str, str] = {}  # variables of this target alone
 
 
@@ -33,7 +32,7 @@ class _Makefile:
         self.just, self.given, self.variables = just, given, dict(given)
         self.recipes: dict[str, _Recipe] = {}
         self.files = [".env"] if just and re.search(r"(?m)^set dotenv-load\b(?!.*false)", text) else []
-        last, taken = _Recipe("", ""), list[bool]()
+        last, taken = _Recipe(""), list[bool]()
         for line in re.sub(r"\\\r?\n[ \t]*", " ", text).splitlines():
             stated = line.strip()
             if not just and re.match(r"(ifn?(eq|def)|else|endif)\b", stated):
@@ -47,13 +46,13 @@ class _Makefile:
             elif not just and (included := re.match(r"[-s]?include\s+(\S+)", line)):
                 self.files.append(included[1])
             elif found := _HEAD.fullmatch(line.rstrip()):
-                needed, _, first = (
-                    ("", "", "") if (own := _ASSIGNED.fullmatch(found[3])) else found[3].partition(";")
-                )
-                last = self.recipes.setdefault(found[1], _Recipe(found[2], needed))
-                last.needed += _Recipe("", needed).needed
-                last.own |= {own[1]: own[3].strip()} if own else {}
-                last.lines += [first] if first and not just else []
+                last = self.recipes.setdefault(found[1], _Recipe(found[2]))
+                if own := _ASSIGNED.fullmatch(found[3]):
+                    last.own[own[1]] = own[3]
+                else:
+                    needed, _, first = found[3].partition("##")[0].partition(";")
+                    last.needed += re.findall(r"[\w.-]+", needed)
+                    last.lines += [first] if first and not just else []
 
     def _branch(self, stated: str, taken: list[bool]) -> None:
         """Follow the words that part a Makefile into branches."""
@@ -75,12 +74,16 @@ class _Makefile:
         before = self.variables.get(name, "") if sign == "+" else ""
         self.variables[name] = f"{before} {value}".strip()
 
-    def plain(self, script: str, depth: int = 0) -> str:
+    def plain(self, script: str, known: dict[str, str] | None = None) -> str:
         """Return a text with what its variables stand for; those that nothing sets as the shell's."""
+        known = {} if known is None else known  # what each of them came to, once
 
         def value(found: re.Match[str]) -> str:
-            held = self.variables.get(found[1]) if depth < _MAX_DEPTH else None
-            return f"${{{found[1].replace('-', '_')}}}" if held is None else self.plain(held, depth + 1)
+            name, as_shell = found[1], f"${{{found[1].replace('-', '_')}}}"
+            if name not in known:
+                known[name] = as_shell  # that stands for itself
+                known[name] = self.plain(self.variables.get(name, as_shell), known)
+            return known[name]
 
         if self.just:
             return _OF_JUST.sub(value, script)[:_MAX_TEXT]
@@ -89,7 +92,7 @@ class _Makefile:
 
     def scripts(self, target: str, arguments: Sequence[str] = ()) -> Iterator[str]:
         """Yield what a recipe runs, behind those that it needs; of no target each recipe."""
-        for name in self._order(target) if target else list(self.recipes)[:_MAX_RECIPES]:
+        for name in self._order(target, set()) if target else list(self.recipes)[:_MAX_RECIPES]:
             recipe = self.recipes[name]
             held, self.variables = self.variables, {**self.variables, **recipe.own, **self.given}
             for at, (parameter, sign, value) in enumerate(recipe.parameters if self.just else ()):
@@ -104,11 +107,11 @@ class _Makefile:
             if lines:
                 yield body if self.just else body.replace("$@", name).replace("$$", "$")
 
-    def _order(self, target: str, depth: int = 0) -> list[str]:
-        if target not in self.recipes or depth > _MAX_DEPTH:
+    def _order(self, target: str, seen: set[str]) -> list[str]:
+        if target not in self.recipes or target in seen or len(seen) > _MAX_RECIPES:
             return []
-        before = [name for one in self.recipes[target].needed for name in self._order(one, depth + 1)]
-        return [*dict.fromkeys([*before, target])][:_MAX_RECIPES]
+        seen.add(target)
+        return [*(name for one in self.recipes[target].needed for name in self._order(one, seen)), target]
 
 
 def of_recipes(text: str, words: Sequence[str] = (), *, just: bool = False) -> tuple[list[str], list[str]]:

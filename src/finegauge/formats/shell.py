@@ -15,7 +15,7 @@ from itertools import dropwhile
 from finegauge.errors import FileFormatError
 from finegauge.formats.blocks import Block, all_of, fits, not_of
 from finegauge.formats.expansions import decided, output
-from finegauge.formats.launchers import WORKING, of_engine
+from finegauge.formats.launchers import WORKING, of_engine, whole_of
 from finegauge.formats.shell_words import (
     ASSIGNED,
     CLOSES,
@@ -309,7 +309,7 @@ class Shell(Words):
 
     def _option(self, known: str, name: str) -> bool:
         """Take the next of the script's own options, as getopts does; return whether there is one."""
-        given, at = self._arrays["@"], int(self.variables.setdefault("OPTIND", "1"))
+        given, at = self._arrays["@"], whole_of(self.variables.setdefault("OPTIND", "1")) or 1
         word = given[at - 1] if at <= len(given) else ""
         letters = self._letters or (word[1:] if re.match("-[^-]", word) else "")
         letter, self._letters, argument = letters[:1] or "?", letters[1:], ""
