@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import dedent
 
-_MAX_RECIPES, _MAX_SET, _MAX_VALUE, _MAX_TEXT = 100, 100, 2000, 50_000
+_MAX_RECIPES, _MAX_SET, _MAX_VALUE, _MAX_TEXT = 100, 100, 2000, 20_000
 _ASSIGNED = re.compile(r"(?:(?:export|override)\s+)*([A-Za-z_][\w-]*)\s*(:{0,3}|\?|\+)=\s*(.*)")
 _USED = re.compile(r"\$[({]([A-Za-z_]\w*)[)}]")
 _OF_JUST = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}")

@@ -115,8 +115,8 @@ class Words(ABC):
     def _take_document(self, word: str, *, expanded: bool, indented: bool) -> None:
         """Take a here-document's lines, which stand after the command's own line."""
         self._documents += 1
-        if self._documents > MAX_DOCUMENTS:
-            raise FileFormatError(f"{self.name} has more than {MAX_DOCUMENTS} here-documents.")
+        if self._documents > MAX_WORDS:  # turns of loops count
+            raise FileFormatError(f"{self.name} has more than {MAX_WORDS:,} here-documents.")
         line_end = self._end_of_line()
         at, lines = self._behind.get(line_end, line_end + 1), list[str]()
         while at < len(self._text):
