@@ -104,7 +104,8 @@ def calculated_text(expression: str) -> str:
 def decided(words: Sequence[str]) -> bool | None:
     """Return what a shell's test of constants comes to; None where the text does not tell, and of no test."""
     inner = [word for word in words if word not in _TESTS]
-    if len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == ""):
+    alone = len(inner) == 1 < len(words)
+    if alone or (len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == "")):
         inner = [
             "" if re.fullmatch(r"\$\{?(\w+|\w+:-)\}?", word) else word for word in inner
         ]  # set by nobody
