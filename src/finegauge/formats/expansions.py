@@ -286,10 +286,13 @@ def _sum(expression: str) -> str | None:
     return None if UNSET.search(found) else found
 
 
-def _pattern(text: str, lines: Sequence[str]) -> re.Pattern[str]:
+def _pattern(text: str, lines: Sequence[str], *, extended: bool = False) -> re.Pattern[str]:
     """Return a pattern of sed's and grep's as Python has it; a ValueError for one that would take long."""
-    plain = re.escape(text.replace("\\", "")).replace(r"\.\*", ".*")
-    plain = re.sub(r"\\\[((?:\\\^)?[\w\\-]{1,40})\\\](?:\\([*+]))?", r"[\1]\2", plain)
+    grouped = re.sub(r"([()])", r"\\\1", text) if extended else text
+    grouped = grouped.replace(r"\(", "\1").replace(r"\)", "\2")
+    plain = re.escape(grouped.replace("\\", "")).replace(r"\.\*", ".*").replace("\1", "(").replace("\2", ")")
+    of_class = re.compile(r"\\\[((?:\\\^)?[\w\\-]{1,40})\\\](?:\\([*+]))?")
+    plain = of_class.sub(lambda one: "[" + one[1].replace("\\", "") + "]" + (one[2] or ""), plain)
     repeated = len(re.findall(r"[.\]][*+]", plain))
     if repeated > 1 or (repeated and max(map(len, lines), default=0) > _MAX_PATTERN):
         raise ValueError(text)
@@ -309,7 +312,8 @@ def replaced(text: str, words: Sequence[str]) -> str:
     """Return a text as sed's words change it: texts by others, and `.*`; no further patterns."""
     lines = text.split("\n")
     for change in filter(None, map(_REPLACED.fullmatch, words)):
-        found, by = _pattern(change[2], lines), change[3].replace("\\", "\\\\")
+        found = _pattern(change[2], lines, extended=not {"-E", "-r"}.isdisjoint(words))
+        by = re.sub(r"\\(?!\d)", r"\\\\", change[3])
         lines = [found.sub(by, line) for line in lines]
     return "\n".join(lines)
 
