@@ -14,7 +14,7 @@ from typing import Any
 
 from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
-from finegauge.formats.launchers import joined
+from finegauge.formats.expansions import joined
 from finegauge.formats.sheet import MAX_TEXT, scalar
 
 OPAQUE = object()

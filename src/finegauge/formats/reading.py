@@ -256,8 +256,7 @@ def _of_text(asked: RunArgument, name: str) -> _Loaded:
         else:
             found = (launch.of_notebook if kind == ".ipynb" else launch.of_shell)(text, asked.place, name)
         return _launched(found)
-    may_hold = kind != ".toml" and ("apiVersion" in text or "services" in text)
-    if may_hold and re.search(r'^[{ \t]*"?(apiVersion|services)"?:', text, re.MULTILINE):
+    if kind != ".toml" and re.search(r'^[{ \t]*"?(apiVersion|services|jobs|script)"?:', text, re.MULTILINE):
         from finegauge.formats import containers, launch
 
         if (tasks := containers.tasks_of(text, name)) is not None:
