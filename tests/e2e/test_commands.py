@@ -50,6 +50,19 @@ def test_fields_may_be_written_as_options(options: tuple[str, ...], overrides: t
     assert asked.out == meant.out
 
 
+@pytest.mark.parametrize("command", ["estimate", "explain", "check", "can", "why", "read", "max-batch"])
+def test_a_question_in_words(command: str) -> None:
+    words = finegauge(command, "qwen3", "8b", "qlora", "on", "a", "4090")
+    spelled = finegauge(command, "Qwen/Qwen3-8B", "method=qlora", "gpu=4090")
+    assert words.code == 0
+    assert words.out.replace("qwen3", "Qwen/Qwen3-8B", 1) == spelled.out or words.out == spelled.out
+
+
+def test_a_plan_in_words_is_of_that_gpu() -> None:
+    done = finegauge("plan", "qwen3", "8b", "on", "two", "4090")
+    assert "on 2 x RTX 4090 (" in done.out.splitlines()[0]
+
+
 def test_an_option_that_is_no_field_is_refused() -> None:
     done = finegauge("estimate", "qwen3-8b", "--frobnicate", "3")
     assert (done.code, done.err.split(".")[0]) == (64, "Error: No such option '--frobnicate'")

@@ -93,14 +93,23 @@ def not_here(name: str) -> str:
 def named_like(name: str) -> str | None:
     """Return the model that is called so but for signs: llama31_8b, Llama31Config8B, phi4, qwen25_1p5b."""
     if (known := _known(name.casefold())) is not None:
-        return known.name
+        return called(known, name)
     plain = re.sub(r"ModelProvider|Provider|Config", "", name)
     plain = re.sub(r"(?<=\d)p(?=\d+b)", "", re.sub(r"(?<=_)(\d)00m\b", r"0\1b", plain))  # 1p5b, 500m
     wanted, whole = _squeezed(plain), re.sub(r"[^a-z0-9]", "", plain.casefold())
-    ours = [row.name for row in models().values() if wanted in map(_squeezed, (row.name, *row.aliases))]
+    ours = [
+        called(row, next(key for key in (row.name, *row.aliases) if _squeezed(key) == wanted))
+        for row in models().values()
+        if wanted in map(_squeezed, (row.name, *row.aliases))
+    ]
     if not ours or not wanted:
         return _of_size(plain.casefold())
     return min(ours, key=lambda one: (not re.sub(r"[^a-z0-9]", "", one.casefold()).endswith(whole), len(one)))
+
+
+def called(row: ModelFigures, name: str) -> str:
+    """Return the name of a row, or `name` where that is another model of its shapes (llama-3.3-70b)."""
+    return row.name if _squeezed(name) in _squeezed(row.name) else name
 
 
 def _of_size(name: str) -> str | None:

@@ -174,7 +174,8 @@ def root() -> None:
 
     RUN is what you have: a model's name or Hugging Face id (Qwen/Qwen3-8B), its folder, a training
     framework's file, script or notebook, - for standard input, or a command after --. KEY=VALUE arguments
-    override its fields: finegauge estimate Qwen/Qwen3-8B --gpu rtx4090 seq_len=4096.
+    override its fields: finegauge estimate Qwen/Qwen3-8B --gpu rtx4090 seq_len=4096. Words do, where they
+    name model, method and GPU: finegauge estimate llama 3.1 8b qlora on a 3090.
     """
 
 

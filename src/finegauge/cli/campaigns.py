@@ -161,7 +161,8 @@ def compare(
     if len(paths) == 1:
         if not os.path.isdir(paths[0]):
             raise InputError(
-                f"{shown(paths[0])} is no campaign's folder; name one, or a baseline and what to compare."
+                f"{shown(paths[0])} is no campaign's folder; name one, or a baseline and what to compare. "
+                "GPUs are compared by 'finegauge estimate RUN --gpu NAME,NAME'."
             )
         said = Folder(paths[0]).described()
         baseline = baseline or said.baseline

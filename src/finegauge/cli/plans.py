@@ -23,6 +23,7 @@ from finegauge.cli.run_options import (
     show,
 )
 from finegauge.errors import InputError, shown
+from finegauge.formats.run_argument import in_words
 from finegauge.planning.quote import OBJECTIVES
 from finegauge.planning.whatif import SWITCHES, what_if
 from finegauge.units import HOUR_S
@@ -113,7 +114,11 @@ def plan(
 
     framework = _checked_export(framework, folder)
     _check_figure(figure)
-    run = run_of(run_file, overrides)
+    run_file, said = in_words(run_file, overrides)
+    run = run_of(run_file, said)
+    asked = dict(word.split("=", 1) for word in said if word not in overrides)
+    if "gpu" in asked and not wanted["gpus"]:  # "on 2 h100" is --gpu h100:2
+        wanted["gpus"] = (f"{asked['gpu']}:{asked['num_gpus']}" if "num_gpus" in asked else asked["gpu"],)
     wanted |= _counted(wanted["gpus"], wanted["max_gpus"])
     wanted["providers"] = tuple(gpu_names(wanted["providers"])[0])
     with progress_bar("searching") as heard:

@@ -1,12 +1,11 @@
 """`finegauge report` and `reproduce`: files to look at."""
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 import click
 
-from finegauge.cli.run_options import alongside_options, json_option, run_of, runs, say, show
+from finegauge.cli.run_options import alongside_options, json_option, parted, run_of, runs, say, show
 from finegauge.documents import write_file
 from finegauge.errors import InputError, UnknownNameError, shown
 from finegauge.render.report import FILE, TERMINAL, Plot, Report, plain
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg")
 PAGES = (".html", ".htm", ".md")
 MOST_SIDES = 8
-_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 
 
 @click.command()
@@ -58,8 +56,7 @@ def report(
     kind = _kind(output)
     if key is not None and kind not in PICTURES:
         raise InputError("--figure chooses what a .png or .svg shows; add -o FILE.png or -o FILE.svg.")
-    others = tuple(word for word in more if not _OVERRIDE.match(word))
-    overrides = tuple(word for word in more if _OVERRIDE.match(word))
+    (subject, *others), overrides = parted((subject, *more))
     if others and planned:
         raise InputError("--plan is for one run; leave the others out.")
     if others:

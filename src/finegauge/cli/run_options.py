@@ -215,7 +215,14 @@ def one_run(run_file: str, overrides: Iterable[str], gpus: Iterable[str], what: 
 def parted(words: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the RUNs among the arguments of a command that takes several, and the overrides."""
     named = [word for word in words if "=" not in word or word.startswith(" ") or os.path.exists(word)]
-    return named, tuple(word for word in words if word not in named)
+    overrides = tuple(word for word in words if word not in named)
+    if len(named) > 1:
+        from finegauge.formats.run_argument import in_words
+
+        run, settings = in_words(named[0], tuple(named[1:]))
+        if all("=" in word for word in settings):  # one, said in words
+            return [run], (*settings, *overrides)
+    return named, overrides
 
 
 def run_of(run_file: str, overrides: Iterable[str]) -> "Run":

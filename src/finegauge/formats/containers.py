@@ -18,16 +18,16 @@ from finegauge.catalogue.gpus import cloud_machine
 from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
 from finegauge.formats.launchers import known_card, mounts_of, variables_of, whole_of
+from finegauge.formats.makefiles import of_recipes
 from finegauge.formats.python_values import Values
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
 from finegauge.formats.sheet import listed, mapping_in
-from finegauge.formats.shell import MAX_SCRIPT
+from finegauge.formats.shell_words import MAX_SCRIPT
 from finegauge.records import NamedTuple
 
 _MAX_DOCUMENTS = 50
 _MAX_DEPTH = 16
 _MAX_TASKS = 40
-_MAX_RECIPES, _MAX_SET, _MAX_VALUE = 100, 100, 300  # variables and their characters
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 # Counts of pods, of which the first that is stated holds, and kinds of several kinds of pods.
 _COUNTS = ("replicas", "parallelism", "numNodes", "numWorkers", "minAvailable")
@@ -38,7 +38,8 @@ _RUNTIMES = {  # of Kubeflow's trainer: the file of torchtune that each starts (
     "torchtune-qwen2.5-1.5b": "qwen2_5/1.5B_full",
 }
 _RANKED = ("PyTorchJob", "TrainJob", "PaddleJob")  # whose operator tells torchrun and accelerate of the nodes
-_REFERENCE = re.compile(r"\$\(([A-Za-z_]\w*)\)")  # as Kubernetes and Make write a variable
+_REFERENCE = re.compile(r"\$\(([A-Za-z_]\w*)\)")  # as Kubernetes writes a variable
+_OF_GITHUB = re.compile(r"\$\{\{\s*(?:env|matrix|(?:github\.event\.)?inputs)\.(\w+)[^{}]*\}\}")
 _INPUT = re.compile(r"\$\{\{\s*inputs\.(\w+)\s*\}\}")  # Azure ML's
 _STARTS = ("run", "Popen", "call", "check_call", "check_output", "system", "exec")
 _OWNERS = ("subprocess", "os", "sp")
@@ -71,9 +72,36 @@ def tasks_of(text: str, name: str) -> list[Task] | None:
         ) from None
     if any("apiVersion" in one for one in held):
         return _of_manifests(held)
-    services = held[0].get("services") if held else None
-    found = [_of_service(one) for one in mapping_in(services).values() if isinstance(one, Mapping)]
-    return [task for task in found if task.script][:_MAX_TASKS] if isinstance(services, Mapping) else None
+    first = held[0] if held else {}
+    services, jobs = (mapping_in(first, key).values() for key in ("services", "jobs"))
+    found = [_of_service(one) for one in services if isinstance(one, Mapping)]
+    found += [_of_steps(first, one) for one in jobs if isinstance(one, Mapping) and "steps" in one]
+    scripts = [one for one in first.values() if isinstance(one, Mapping) and "script" in one]  # of GitLab
+    found += [
+        Task(
+            "\n".join(_words(one["script"])),
+            variables_of(first.get("variables")) | variables_of(one.get("variables")),
+        )
+        for one in scripts
+    ]
+    return [task for task in found if task.script][:_MAX_TASKS] if found else None
+
+
+def _of_steps(workflow: Mapping[Any, Any], job: Mapping[str, Any]) -> Task:
+    """Return what a job of GitHub's workflows runs, step by step, with the first of what it is given."""
+    asked = mapping_in(workflow.get("on", workflow.get(True)), "workflow_dispatch", "inputs")
+    given = {name: one.get("default") for name, one in asked.items() if isinstance(one, Mapping)}
+    matrix = mapping_in(job, "strategy", "matrix")
+    given |= {name: one[0] for name, one in matrix.items() if isinstance(one, list) and one}
+    steps = [one for one in listed(job.get("steps")) if isinstance(one, Mapping) and "run" in one]
+    environments = [variables_of(one) for one in (given, workflow.get("env"), job.get("env"))]
+    lines = []
+    for step in steps:
+        environments.append(variables_of(step.get("env")))
+        lines += [f"export {name}={_quoted(value)}" for name, value in environments.pop().items()]
+        lines.append(str(step["run"]))
+    set_ = [f"export {name}={_quoted(value)}" for one in environments for name, value in one.items()]
+    return Task(_OF_GITHUB.sub(r"${\1}", "\n".join([*set_, *lines])))
 
 
 def documents(text: str, name: str) -> list[Mapping[str, Any]]:
@@ -185,8 +213,9 @@ def _of_service(service: Mapping[str, Any]) -> Task:
     devices = listed(mapping_in(service, "deploy", "resources", "reservations").get("devices"))
     device = devices[0] if devices and isinstance(devices[0], Mapping) else {}
     each = whole_of(device.get("count", len(listed(device.get("device_ids"))))) or 0
-    script = _line(service.get("entrypoint"), service.get("command"))
-    named = service.get("env_file")
+    parts = (service.get("entrypoint"), service.get("command"))
+    lines = (one if isinstance(one, str) else " ".join(map(_quoted, _words(one))) for one in parts if one)
+    script, named = " ".join(lines), service.get("env_file")
     files = [one.get("path") if isinstance(one, Mapping) else one for one in listed(named) or [named]]
     return Task(
         script.replace("$$", "$"),
@@ -256,8 +285,8 @@ def _of_dstack(keys: Mapping[str, Any], gpu: Any) -> Task:
     return Task(script, given | variables_of(keys.get("env")), nodes=nodes, each=each, card=known)
 
 
-def of_build(text: str, name: str) -> list[Task]:
-    """Return the commands of a Dockerfile, of a script of Windows, of each recipe of a Makefile or justfile.
+def of_build(text: str, name: str, words: Sequence[str] = ()) -> list[Task]:
+    """Return the commands of a Dockerfile, a script of Windows, a Makefile or justfile that is told `words`.
 
     Raises: FileFormatError for one that is too long.
     """
@@ -267,44 +296,8 @@ def of_build(text: str, name: str) -> list[Task]:
         return [_of_dockerfile(text)]
     if name.lower().endswith((".bat", ".cmd", ".ps1")):
         return [_of_windows(_of_power_shell(text) if name.lower().endswith(".ps1") else text)]
-    just, set_, recipes = "justfile" in name.lower(), list[str](), [list[str]()]
-    files = [".env"] if just and re.search(r"(?m)^set dotenv-load\b(?!.*false)", text) else []
-    assigned = re.compile(r"(?:export\s+)?([A-Za-z_][\w-]*)\s*(?::=|\?=|::=|=)\s*(.*)")
-    for line in re.sub(r"\\\r?\n[ \t]*", " ", text).splitlines():
-        if line[:1] in ("\t", " ") and line.strip():
-            recipes[-1].append(line.strip().lstrip("@-"))
-        elif found := assigned.fullmatch(line.rstrip()):
-            value = found[2].strip().strip("\"'")[:_MAX_VALUE]
-            set_.append(f'{found[1].replace("-", "_")}="{value}"')
-        elif not just and (included := re.match(r"[-s]?include\s+(\S*\.env\S*)", line)):
-            files.append(included[1])
-        else:
-            parameters = (
-                re.findall(r"(?<![\w-])([A-Za-z_][\w-]{0,63})=[\"']?([^\s\"':]+)", line) if just else []
-            )
-            recipes.append([f'{key.replace("-", "_")}="{value}"' for key, value in parameters])
-    scripts = ["\n".join([*set_[:_MAX_SET], *recipe]) for recipe in recipes if recipe]
-    found_ = [_plain(script, just=just) for script in scripts[:_MAX_RECIPES]] or [""]
-    return [Task(script, env_files=files) for script in found_]
-
-
-def of_make(text: str, words: Sequence[str]) -> str:
-    """Return a Makefile with the one recipe that `make TARGET NAME=value` runs, and its variables."""
-    joined = re.sub(r"\\\r?\n[ \t]*", " ", text)
-    target = next((word for word in words if re.fullmatch(r"\w[\w.-]{0,99}", word)), "")
-    recipe = re.search(rf"^{re.escape(target)}[ \t]*:(?!=).*\n((?:[\t ].*\n?|\n)*)", joined, re.MULTILINE)
-    if not target or recipe is None:
-        return text
-    set_ = [line for line in joined.splitlines() if re.match(r"(?:export\s+)?\w+\s*(?:::?|\?)?=", line)]
-    return "\n".join([*set_, *(word for word in words if re.match(r"\w+=", word)), f"{target}:", recipe[1]])
-
-
-def _plain(script: str, *, just: bool) -> str:
-    """Return a recipe with its variables as the shell writes them."""
-    if just:
-        names = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}")
-        return names.sub(lambda found: f"${{{found[1].replace('-', '_')}}}", script)
-    return re.sub(r"\$[({]([A-Za-z_]\w*)[)}]", r"${\1}", script).replace("$$", "$")
+    scripts, files = of_recipes(text, words, just="justfile" in name.lower())
+    return [Task(script, env_files=files) for script in scripts]
 
 
 def _of_power_shell(text: str) -> str:

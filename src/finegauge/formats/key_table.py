@@ -15,7 +15,6 @@ from math import prod
 from typing import Any
 
 from finegauge.catalogue.frameworks import frameworks
-from finegauge.catalogue.gpus import known_gpu
 from finegauge.errors import (
     FieldError,
     FileFormatError,
@@ -264,9 +263,7 @@ def _of_method(value: str) -> dict[str, str]:
 
 
 def _meant(word: str) -> str:
-    """Return how a value without its field is written: `--gpu h100`, `optimizer=lion`."""
-    if word and known_gpu(word) is not None:
-        return f"--gpu {word}"
+    """Return how a value without its field is written: `attention=flash`, `packing=true`."""
     field, flag = field_of_choice(word.lower(), FIELDS), word in FIELDS and FIELDS[word].kind == "flag"
     return f"{word}=true" if flag else f"{field}={word}" if field else "micro_batch_size=4"
 

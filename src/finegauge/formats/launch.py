@@ -17,16 +17,17 @@ from finegauge.catalogue.tables import refusal
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
 from finegauge.formats import notebooks, programs, scripts
-from finegauge.formats.containers import Task, of_build, of_make, tasks_of_python, unread
+from finegauge.formats.containers import Task, of_build, tasks_of_python, unread
+from finegauge.formats.expansions import UNSET
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import (
     CONFIGS,
     LAUNCHERS,
+    MAX_FOLLOWED,
     OF_FILES,
     OF_LAUNCHERS,
     SCRIPT_ENDINGS,
     SHELL_ENDINGS,
-    UNSET,
     Place,
     batch_options,
     known_card,
@@ -37,6 +38,7 @@ from finegauge.formats.launchers import (
     of_slurm,
     options_of,
     until_pipe,
+    whole_of,
 )
 from finegauge.formats.programs import LLAMA_FACTORY, MODULES, SCRIPTS, TOOLS, Program
 from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
@@ -95,7 +97,6 @@ _CUT_SHORT = re.compile(r"\\\n[ \t]*#[^\n]*\n[ \t]*-|\\ +#")
 _SERVERS = "serving_engines"
 _IMAGES = ("vllm-openai", "text-generation-inference")  # containers that are called as their programs are
 _MAX_LAUNCHER = 60  # words before a program's name
-_MAX_FOLLOWED = 3  # scripts that start scripts
 _OF_FILE = re.compile(r"\$\{[a-z]\w*(\.\w+)+\}")  # what a file of OmegaConf takes of its own
 
 
@@ -134,14 +135,14 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
     raise reason
 
 
-def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
+def of_tasks(tasks: Sequence[Task], file: str, name: str, depth: int = 0) -> Launch:
     """Return the training of the first of the tasks that starts one, on the machine that it gets.
 
     Raises: FileFormatError where none does.
     """
-    refused: list[FileFormatError] = []
+    refused, trainings = list[FileFormatError](), list[Launch]()
     for task in tasks:
-        place = Place(file, name, task.files)
+        place = Place(file, name, task.files, depth=depth)
         place.mounts |= task.mounts
         files = [of_env_file(held[0]) for named in task.env_files if (held := place.text(named))]
         told = {k: v for one in (*files, task.variables) for k, v in one.items()}
@@ -155,14 +156,16 @@ def of_tasks(tasks: Sequence[Task], file: str, name: str) -> Launch:
         machines |= {"num_nodes": task.nodes} if machines and task.nodes > 1 else {}
         machines |= {"gpu": task.card} if task.card else {}
         machines |= mapping_in(found.keys, BLOCK)
-        return found._replace(keys={**found.keys, "finegauge": machines} if machines else found.keys)
-    raise min(refused, key=_doubts, default=unread(name))
+        trainings.append(found._replace(keys={**found.keys, BLOCK: machines} if machines else found.keys))
+    if not trainings:
+        raise min(refused, key=_doubts, default=unread(name))
+    return _first(trainings, name, "")
 
 
 def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[str, str] = {}) -> Launch:
     batch = batch_options(text)
     shell = Shell(text, place.name, arguments)
-    shell.files, shell.read = place.files, place.text
+    shell.files, shell.read, shell.calls = place.files, place.text, place.calls
     shell.variables |= of_slurm(batch) | {name: given[name] for name in given if name.isidentifier()}
     refused: list[FileFormatError] = []
     trainings, served = list[Launch](), list[Launch]()  # a server may write a training's answers
@@ -177,7 +180,7 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
         if found is not None:
             (served if found.reader.startswith(_SERVERS) else trainings).append(found)
     if trainings:
-        first = _first(trainings, place, text)
+        first = _first(trainings, place.name, text)
         return first._replace(keys=programs.with_server(first.keys, served[0].keys)) if served else first
     if served and all(map(_doubts, refused)):
         return served[0]
@@ -188,21 +191,19 @@ def _of_shell(text: str, place: Place, arguments: Sequence[str], given: Mapping[
     raise min(refused, key=_doubts, default=none)
 
 
-def _first(trainings: Sequence[Launch], place: Place, text: str) -> Launch:
+def _first(trainings: Sequence[Launch], name: str, text: str) -> Launch:
     """Return the first training of a script, which says how many others it starts, and where it is cut."""
     different = list[Mapping[str, Any]]()
     for one in trainings:
         different += [one.keys] if one.keys not in different else []
     said = list[str]()
     if _CUT_SHORT.search(_ARRAY.sub("", text)):
-        said.append(f"{place.name}: a comment within a command ends it: what stands behind is not passed.")
+        said.append(f"{name}: a comment within a command ends it: what stands behind is not passed.")
     if re.search(r"\\[ \t]+\r?\n[ \t]*-", text):
-        said.append(
-            f"{place.name}: a space behind a backslash ends a command: what follows is read all the same."
-        )
+        said.append(f"{name}: a space behind a backslash ends a command: what follows is read all the same.")
     if len(different) > 1:
         said.append(
-            f"{place.name} starts {len(different)} trainings: the first is read; name another by its "
+            f"{name} starts {len(different)} trainings: the first is read; name another by its "
             "command, after --."
         )
     return trainings[0]._replace(warnings=(*trainings[0].warnings, *said))
@@ -233,8 +234,9 @@ def _of_command(command: Command, place: Place, batch: Mapping[str, Any] = {}) -
     words = until_pipe(command.words)
     if not words or words[0][:1] == "-" or _SILENT.fullmatch(words[0].rpartition("/")[2]):
         return None
-    if words[0] == "make" and (found := place.text("Makefile")) is not None:
-        return of_tasks(of_build(of_make(found[0], words[1:]), "Makefile"), found[1], place.name)
+    if build := place.build(words[0]):
+        tasks = of_build(build[0], os.path.basename(build[1]), words[1:])
+        return of_tasks(tasks, build[1], place.name, place.depth + 1)
     mounts, told = of_engine(words, place.text)
     if mounts or told:
         place.mounts |= mounts
@@ -301,15 +303,14 @@ def _started(line: _Line, *, module: bool) -> Launch | None:
             return _read(known, line)
     text = place.text(named.replace(".", "/") + ".py" if module else named)
     if named.endswith(SHELL_ENDINGS):
-        if text is None or place.depth >= _MAX_FOLLOWED:
+        if text is None or place.depth >= MAX_FOLLOWED:
             if text is None and _TRAINS.search(os.path.basename(named)):
                 raise _DoubtfulError(
                     f"{place.name} starts {shown(named)}, which is not here to be read; add it."
                 )
             return None
-        inside = Place(
-            text[1], os.path.basename(named), place.files, trusted=place.trusted, depth=place.depth + 1
-        )
+        inside = Place(text[1], os.path.basename(named), place.files, trusted=place.trusted)
+        inside.depth, inside.calls = place.depth + 1, place.calls
         return _of_shell(text[0], inside, rest, line.command.environment)
     starts = bool(launcher) and (
         any(word.rpartition("/")[2] in ("accelerate", "torchrun", "deepspeed", "srun") for word in launcher)
@@ -377,7 +378,7 @@ def _read(program: Program, line: _Line, script: tuple[str, str] | None = None) 
     options, keys = _as_keys(named, program, options, loose, keys)
     reader, whose = program.reader, "its framework's"
     if script is None and program == Program() and not keys:
-        options, whose = programs.of_copies(options, int(seen.get("WORLD_SIZE", 1)))
+        options, whose = programs.of_copies(options, whole_of(seen.get("WORLD_SIZE")) or 1)
     if script is not None:
         parsed = "HfArgumentParser(" in script[0] or "TrlParser(" in script[0]
         options = programs.in_full(options, script[0]) if parsed else options

@@ -1,18 +1,16 @@
-"""What launchers, schedulers and shells are told: processes, nodes, accelerate's options, comments, tests."""
+"""What launchers, schedulers and shells are told: processes, nodes, accelerate's options, comments."""
 
-import ast
-import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from finegauge.catalogue.gpus import cloud_machine, known_gpu
 from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FileFormatError, shown
+from finegauge.formats.expansions import UNSET
 from finegauge.formats.launcher_files import STAGE, find_inside
-from finegauge.formats.sheet import MAX_TEXT, mapping_in
+from finegauge.formats.sheet import mapping_in
 
 CONFIGS = (".yaml", ".yml", ".json", ".toml")
 SHELL_ENDINGS = (".sh", ".bash", ".zsh", ".fish", ".slurm", ".sbatch")
@@ -21,36 +19,24 @@ LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch"),
     "accelerate.commands.launch",
 )
-_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", ".env.local", ".env.train", "Makefile")
+_BUILDS = {"make": ("Makefile", "makefile", "GNUmakefile"), "just": ("justfile", "Justfile", ".justfile")}
+_OF_BUILDS = (".mk", *_BUILDS["make"], *_BUILDS["just"])
+_READ = (*CONFIGS, *SCRIPT_ENDINGS, ".env", ".env.local", ".env.train", *_OF_BUILDS)
 _SET = re.compile(
-    r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*=[ \t]*"
+    r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w{0,99})[ \t]*[:?]{0,2}=[ \t]*"
     r"(\"[^\"\n]*\"|'[^'\n]*'|[^\n]*?)[ \t]*(?:[ \t]#.*)?$"
 )
-_SUM = re.compile(r"[\d\s()+*/%-]{1,200}")
 _MAX_ENV = 100_000  # characters
-_TESTS = ("[", "[[", "test", "]", "]]", "!")
-_COMPARED: Mapping[str, Callable[[int, int], bool]] = {
-    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
+MAX_FOLLOWED = 3  # scripts that start scripts
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 # where a script, or a notebook of a cloud, starts
 WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
-UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
-OF_LAUNCHERS = (
-    *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
-    *(
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "local_rank",
-        "machine_rank",
-        "main_process_ip",
-        "standalone",
-        "rdzv_endpoint",
-        "rdzv_backend",
-    ),
-)
+_HANDED_ON = """
+num_processes num_machines nproc_per_node nnodes accelerate_config launcher node_rank master_addr master_port
+local_rank machine_rank main_process_ip standalone rdzv_endpoint rdzv_backend
+"""
+OF_LAUNCHERS = frozenset(_HANDED_ON.split())
 # Keys of files, logs and learning: neither memory nor time hangs on what they hold.
 OF_FILES = re.compile(
     r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*|data_path|lr\w*"
@@ -73,37 +59,6 @@ _OF_SECTIONS = {
     "dynamo_config": ("dynamo_",),
 }
 
-_BINARY: Mapping[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: lambda left, right: left**right if 0 <= left < 1e4 and 0 <= right < 64 else None,
-}
-
-# How many devices a list has: $(echo $CUDA_VISIBLE_DEVICES | tr ',' '\n' | wc -l)
-_LISTED = re.compile(
-    r"""\s*echo\s+"?(\$\{?\w{1,64}\}?)"?\s*\|\s*(?:tr\s+["']?,["']?\s+\S+\s*\|\s*wc\s+-[lw]"""
-    r"""|awk\s+-F\s*["']?,["']?\s+["']\{\s*print\s+NF;?\s*\}["'])\s*"""
-)
-# The folder of the script itself, and of another: $(dirname "$0"), $(cd "$HERE/.." && pwd)
-_HERE = re.compile(r"""\s*dirname\s+(?:--\s+)?\\?"?\$\{?(?:0|BASH_SOURCE)[^()]*""")
-_ENTERED = re.compile(
-    r"""\s*cd\s+(?:--\s+)?(\S.{0,199}?)\s*(?:&?>\s*/dev/null\s*(?:2>&1\s*)?)?(?:&&|;)\s*pwd(?:\s+-P)?\s*"""
-)
-# A text whose blanks are put in order: $(echo "$ARGS" | tr '\n' ' ' | sed 's/  */ /g')
-_TIDIED = re.compile(
-    r"""\s*echo\s+(?:-\w\s+)?("?\$\{?\w{1,64}\}?"?)\s*(?:\|\s*(?:tr|sed|xargs)\b[-\s\\'"/+*nrsg]*)*"""
-)
-# $([ "$LORA" = true ] && echo "--use_lora" || echo "")
-_CHOSEN = re.compile(
-    r"\s*(\[\[? .{1,200}? \]\]?)\s*&&\s*echo\s+([^|&]{1,200})(?:\|\|\s*echo\s*([^|&]{0,200}))?"
-)
-_PRINTS = (_ENTERED, _TIDIED, _LISTED, _CHOSEN)
-_REPLACED = re.compile(r"s([/|#,])(.{1,200}?)(?<!\\)\1(.*?)\1g?")  # sed's: one text by another
-
 
 class Place:
     """Where a command is started, and what it may read."""
@@ -122,6 +77,7 @@ class Place:
         self.file, self.name = file, name
         self.files = {WORKING.sub("", one): text for one, text in files.items()}
         self.trusted, self.depth = trusted, depth
+        self.calls = [0, 0]  # of functions and turns of loops, of all scripts that follow each other
         self.mounts = {**mounts}  # folders of the machine that runs it: where they lie here
 
     def text(self, named: str) -> tuple[str, str] | None:
@@ -138,6 +94,11 @@ class Place:
         if path is None or not os.path.isfile(path):
             path = find_inside(named, self.file, _READ)[0]
         return None if path is None else (read_text(path), path)
+
+    def build(self, program: str) -> tuple[str, str] | None:
+        """Return (text, path) of the file of recipes that make or just reads, if it is there."""
+        names = _BUILDS.get(program, ()) if self.depth < MAX_FOLLOWED else ()
+        return next(filter(None, map(self.text, names)), None)
 
     def beside(self, named: Any) -> str | None:
         """Return the text of a file of keys, or a module, that a script names by a path from its folder."""
@@ -187,11 +148,15 @@ def of_slurm(batch: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that Slurm sets of what a script asks for."""
     tasks = whole_of(batch.get("ntasks_per_node"))
     nodes, each = whole_of(batch.get("nodes") or batch.get("N")), _of_node(batch)
+    total = whole_of(str(batch.get("gpus") or batch.get("G")).rpartition(":")[2])
+    each = each or (total and total // (nodes or 1))
     told = {
         **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
         **dict.fromkeys(("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"), each),
-        "SLURM_GPUS": whole_of(str(batch.get("gpus")).rpartition(":")[2]),
-        **{"SLURM_NTASKS_PER_NODE": tasks, "SLURM_NTASKS": nodes and tasks and nodes * tasks},
+        "SLURM_GPUS": total,
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_NTASKS": whole_of(batch.get("ntasks") or batch.get("n"))
+        or (nodes and tasks and nodes * tasks),
     }
     return {name: str(value) for name, value in told.items() if value}
 
@@ -252,9 +217,10 @@ def machine(
 
 def _unset(told: Mapping[str, Any], nodes: int | None) -> Iterator[str]:
     """Yield a warning where the number of GPUs is a variable that nothing sets, or of nodes alone."""
-    given = [told.get(key) for key in ("nnodes", "np", *_GPUS_PER_NODE, *_ACCELERATE)]
-    named = [str(one[0] if isinstance(one, list) else one) for one in given]
-    if unset := [value for value in named if UNSET.search(value)]:
+    given = [told.get(key) for key in ("nnodes", "np", *_GPUS_PER_NODE, "num_processes", "num_machines")]
+    given += [told["n"]] if UNSET.search(str(told.get("n"))) else []  # mpirun's; conda's is a name
+    named = [str(one[0] if isinstance(one, list) else one) for one in given if one not in (None, True)]
+    if unset := [value for value in named if whole_of(value) is None and value not in ("gpu", "auto", "cpu")]:
         yield f"How many GPUs it starts on hangs on {unset[-1]}, which is not told: num_gpus=N says."
     elif told.get("multi_gpu") or {"gpu", "auto"} & {*named}:
         yield "It starts on all GPUs of a machine, whose number is not told: taken as 1; num_gpus=N says."
@@ -449,90 +415,3 @@ def of_engine(
             listed if "device=" in asked else ",".join(map(str, range(int(asked))))
         )
     return mounts, variables
-
-
-def joined(kind: ast.operator, left: Any, right: Any) -> Any:
-    """Return two plain values joined by an operator; None where that cannot be."""
-    numbers = isinstance(left, int | float) and isinstance(right, int | float)
-    adds = isinstance(kind, ast.Add) and type(left) is type(right) and isinstance(left, str | list)
-    if type(kind) not in _BINARY or not (numbers or adds):
-        return None
-    if (numbers and max(abs(left), abs(right)) > 1e15) or (adds and len(left) + len(right) > MAX_TEXT):
-        return None
-    try:
-        return _BINARY[type(kind)](left, right)
-    except (ZeroDivisionError, OverflowError):
-        return None
-
-
-def _calculated(node: ast.expr) -> Any:
-    """Return the number that constants joined by operators make; None for anything else."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _calculated(node.operand)
-        return None if value is None else -value
-    if isinstance(node, ast.BinOp):
-        return joined(node.op, _calculated(node.left), _calculated(node.right))
-    return None
-
-
-def calculated_text(expression: str) -> str:
-    """Return the value of a shell's whole numbers added, multiplied and divided; else the expression."""
-    if _SUM.fullmatch(expression) and "**" not in expression:
-        try:
-            value = _calculated(ast.parse(expression.strip().replace("/", "//"), mode="eval").body)
-        except (SyntaxError, ValueError, RecursionError):
-            value = None
-        if isinstance(value, int):
-            return str(value)
-    return f"$(({expression}))"
-
-
-def decided(words: Sequence[str]) -> bool | None:
-    """Return what a shell's test of constants comes to; None where the text does not tell, and of no test."""
-    inner = [word for word in words if word not in _TESTS]
-    if len(inner) in (2, 3) and (inner[0] in ("-z", "-n") or inner[-1] == ""):
-        inner = [
-            "" if re.fullmatch(r"\$\{?(\w+|\w+:-)\}?", word) else word for word in inner
-        ]  # set by nobody
-    found: bool | None = None
-    if words and words[0] in ("true", "false"):
-        found = words[0] == "true"
-    elif len(inner) == len(words) or any("$" in word or "`" in word for word in inner):
-        return None
-    elif len(inner) == 2 and inner[0] in ("-z", "-n"):
-        found = (inner[1] == "") is (inner[0] == "-z")
-    elif len(inner) == 3 and inner[1] in ("=", "==", "!="):
-        same = fnmatchcase(inner[0], inner[2]) if "]" not in words else inner[0] == inner[2]
-        found = same is (inner[1] != "!=")
-    elif (
-        len(inner) == 3 and inner[1] in _COMPARED and all(re.fullmatch(r"\d{1,15}", inner[i]) for i in (0, 2))
-    ):
-        found = _COMPARED[inner[1]](int(inner[0]), int(inner[2]))
-    return not found if found is not None and "!" in words else found
-
-
-def printed(inner: str, expanded: Callable[[str], str]) -> str:
-    """Return what $(...) prints where its text tells: a sum, a folder, a text, how long a list is."""
-    if inner.startswith("expr "):
-        return calculated_text(expanded(inner[5:]).replace("\\", ""))
-    entered, tidied, listed, chosen = (p.fullmatch(inner[:1000]) for p in _PRINTS)
-    if _HERE.fullmatch(inner):
-        return "."
-    found = entered or tidied or listed
-    told = expanded(found[1]) if found else "$"
-    if chosen and (answer := decided([w.strip("\"'") for w in expanded(chosen[1]).split()])) is not None:
-        return expanded((chosen[2] if answer else chosen[3] or "").strip())
-    if "$" in told and not (tidied and " " in told.strip()):
-        return f"$({inner})"
-    return str(told.count(",") + 1) if listed else told if entered else " ".join(told.split())
-
-
-def replaced(text: str, words: Iterable[str]) -> str:
-    """Return a text as sed's words change it: texts by others, and `.*`; no further patterns."""
-    for change in filter(None, map(_REPLACED.fullmatch, words)):
-        plain = re.escape(change[2].replace("\\", "")).replace(r"\.\*", ".*")
-        if plain.count(".*") < 2:
-            text = re.sub(plain, change[3].replace("\\", "\\\\"), text)
-    return text

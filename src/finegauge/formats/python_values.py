@@ -15,8 +15,8 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 from finegauge.formats import script_changes
+from finegauge.formats.expansions import joined
 from finegauge.formats.launcher_files import merged
-from finegauge.formats.launchers import joined
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
 from finegauge.formats.sheet import MAX_TEXT, held_by, laid_over, leaves, scalar
 

@@ -25,6 +25,7 @@ from finegauge.formats.run_argument import (
     MODEL,
     RunArgument,
     content,
+    in_words,
     resolve,
 )
 from finegauge.formats.sheet import BLOCK
@@ -111,7 +112,8 @@ def describe(
 
     Raises: InputError in one sentence, whatever the file holds.
     """
-    asked, words = _resolved(path), tuple(overrides)
+    path, words = in_words(os.fspath(path), tuple(overrides))
+    asked = _resolved(path)
     if asked.kind == MODEL:
         return _model_alone(asked.value, words, alongside)
     loaded = _loaded(asked)
@@ -254,8 +256,7 @@ def _of_text(asked: RunArgument, name: str) -> _Loaded:
         else:
             found = (launch.of_notebook if kind == ".ipynb" else launch.of_shell)(text, asked.place, name)
         return _launched(found)
-    may_hold = kind != ".toml" and ("apiVersion" in text or "services" in text)
-    if may_hold and re.search(r'^[{ \t]*"?(apiVersion|services)"?:', text, re.MULTILINE):
+    if kind != ".toml" and re.search(r'^[{ \t]*"?(apiVersion|services|jobs|script)"?:', text, re.MULTILINE):
         from finegauge.formats import containers, launch
 
         if (tasks := containers.tasks_of(text, name)) is not None:

@@ -7,12 +7,14 @@ is not there, a model's name. Nothing is opened but a folder, to see which of it
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from finegauge.documents import MAX_BYTES, text_of
 from finegauge.errors import FileFormatError, InputError, UnknownNameError, did_you_mean, shown
+from finegauge.run.options import SPELLINGS
+from finegauge.run.run import field_of_choice
 
 COMMAND, STDIN, FILE, MODEL = "command", "stdin", "file", "model"
 COMMAND_MARK = " -- "  # before a command; click takes no word with a space in front for an option
@@ -24,6 +26,13 @@ _HUB_PAGE = (  # and its mirrors; ModelScope's models have the same names
     r"(?i)(?:hf://|(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co|hf-mirror\.com|modelscope\.(?:cn|ai))/)"
     r"(?:models/)?"
 )
+_UNSAID = frozenset(  # between a model, its settings and its GPU
+    (
+        *("on", "a", "an", "the", "my", "with", "using", "at", "in", "for"),
+        *("context", "tokens", "gpu", "gpus", "training", "finetuning", "fine-tuning"),
+    )
+)
+_MOST_WORDS = 16
 _OLLAMA_PAGE = r"(?i)(?:https?://)?(?:www\.)?ollama\.com/(?:library/)?"
 _HUB_ID = r"(?a)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?"  # compiled where one is needed
 
@@ -66,6 +75,58 @@ def resolve(argument: str, is_training: Callable[[str], bool]) -> RunArgument:
         return _spoken(argument)
     name = _of_page(argument, argument[page.end() :]) if page else _known_model(argument)
     return RunArgument(MODEL, name)
+
+
+def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return RUN and its key=value words where people say both: llama 3.1 8b qlora on two a100.
+
+    What stands without "=" is the rest of the model's name, words that are settings by themselves (qlora,
+    zero3), and the GPU, with `on` before it or not. Arguments of which that cannot be said stay as they are.
+    """
+    whole = os.path.exists(argument) or argument.startswith(COMMAND_MARK)
+    first, *rest = [argument] if whole else argument.split() or [argument]
+    rest += words
+    if argument == "-" or all("=" in word for word in rest):
+        return argument, words
+    from finegauge.catalogue.gpus import counted, known_gpu
+
+    settings = tuple(filter(None, map(_setting, rest)))
+    spoken = [word for word in rest if not _setting(word)]
+    names = [first, *(word for word in spoken if word.casefold() not in _UNSAID)]
+    if len(names) > _MOST_WORDS or any(map(os.path.exists, names[1:])):
+        return argument, words
+    models = [_model_of(names[: end + 1]) for end in range(len(names))]
+    for end, model in enumerate(models, start=1):
+        gpu, number = counted(" ".join(names[end:]))
+        if model and end == len(names):
+            return model, settings
+        if model and known_gpu(gpu) is not None:
+            return model, (f"gpu={gpu}", *((f"num_gpus={number}",) if number else ()), *settings)
+    is_question = len(names) <= len(spoken) or not {*spoken}.isdisjoint(words)  # by an "on", or unquoted
+    if is_question and any(models):
+        end = max(at for at, model in enumerate(models) if model)
+        return models[end], (*names[end + 1 :], *settings)  # of which the first is refused
+    return argument, words
+
+
+def _setting(word: str) -> str:
+    """Return the setting that a word is by itself (qlora, zero3, dpo, 4k), as a word of the command line."""
+    plain = word.removeprefix("--").replace("-", "_").casefold()
+    if "=" in (spelled := SPELLINGS.get(plain, word)):
+        return spelled
+    if field_of_choice(plain, ("phase", "adapter", "optimizer")):
+        return f"method={plain}"
+    return f"seq_len={word}" if re.fullmatch(r"\d{1,4}[kK]", word) else ""
+
+
+def _model_of(words: Sequence[str]) -> str:
+    """Return the model, or the file, that these words name; "" where they name none of the catalogue."""
+    from finegauge.catalogue.models import named_like
+
+    named = "-".join(words)
+    if len(words) == 1 and ("/" in named or os.path.exists(named) or named.startswith(COMMAND_MARK)):
+        return named
+    return "" if "/" in named else named_like(named) or ""
 
 
 def content(asked: RunArgument) -> tuple[str, str]:
@@ -175,17 +236,22 @@ def _known_model(name: str) -> str:
     """Return `name` where it may be a model's: one of the catalogue, or owner/name."""
     if "/" in name or name.casefold().endswith(".gguf"):
         return name
-    from finegauge.catalogue.models import model, models, named_like
+    from finegauge.catalogue.gpus import known_gpu
+    from finegauge.catalogue.models import called, model, models, named_like
     from finegauge.catalogue.naming import base_of, sizes_of
     from finegauge.formats.model_names import copied
 
     try:
-        return model(name).name
+        return called(model(name), name)
     except UnknownNameError:
         if (like := named_like(name)) is not None:
             return like
         if ((copy := copied(name)) is not None and copy.base) or base_of(name):
             return name
+        if known_gpu(name) is not None:
+            raise InputError(
+                f"{shown(name)} is a GPU; name a model before it, such as Qwen/Qwen3-8B --gpu {name}."
+            ) from None
         if len(sizes := sizes_of(name)) > 1:
             raise InputError(
                 f"{shown(name)} comes in several sizes ({', '.join(sizes)}): name one, as {name}:{sizes[0]}."

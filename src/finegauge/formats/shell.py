@@ -1,47 +1,63 @@
 """The commands of a shell script, as text: variables, arrays and here-documents followed, nothing run.
 
 What only a shell could work out (a command's output, a variable that the script does not set) stays in the
-words as it is written, with its dollar sign. Of a loop the first turn is read. A branch whose test the text
-decides the other way is left out; a variable that two other branches set differently counts as not set.
+words as it is written, with its dollar sign. Loops turn as far as the text tells over what. A branch whose
+test the text decides the other way is left out; a variable that two other branches set differently counts
+as not set.
 """
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.launchers import WORKING, calculated_text, decided, of_engine, printed, replaced
+from finegauge.formats.blocks import Block, all_of, fits, not_of
+from finegauge.formats.expansions import decided, output
+from finegauge.formats.launchers import WORKING, of_engine, whole_of
+from finegauge.formats.shell_words import (
+    ASSIGNED,
+    CLOSES,
+    MAX_DOCUMENTS,
+    MAX_NESTED,
+    MAX_SCRIPT,
+    MAX_VALUE,
+    NAME,
+    PARTS,
+    Words,
+)
 from finegauge.records import NamedTuple
 
-MAX_WORDS = 5_000  # of a command
-MAX_SCRIPT = 400_000  # characters
-_MAX_VALUE, _MAX_ARRAY = 16_384, 200_000  # characters, of one and of all elements
-_MAX_DOCUMENTS, _MAX_COMMANDS, _MAX_NESTED, _MAX_CALLS, _MAX_FUNCTIONS = 50, 5_000, 8, 200, 200
+_MAX_COMMANDS, _MAX_CALLS, _MAX_TURNS, _MAX_FUNCTIONS = 5_000, 200, 100, 200
 _FUNCTION = re.compile(r"(?m)^(?:function[ \t]+)?([A-Za-z_]\w{0,63})[ \t]*\([ \t]*\)[ \t]*\n?\{([^\n]*)")
-_FIRST = re.compile(r"^[ \t]*([A-Za-z_]\w{0,63})(?![ \t]*\()(?=\s|$)", re.MULTILINE)  # the word of a line
-_NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w{0,63})(\+?)=(.*)", re.DOTALL)
-_PARAMETER = re.compile(r"([A-Za-z_]\w{0,63}|\d{1,2}|[@*])(?:\[[@*]\])?(?::?([-=+?])(.*))?", re.DOTALL)
-_ELEMENT = re.compile(r"(!?)([A-Za-z_]\w{0,63})\[([^\[\]]{1,80})\]")
+# The word of a command.
+_FIRST = re.compile(
+    r"(?:^|[;&|()`!]|\b(?:then|do|else|if|while|until)\b)[ \t]*([A-Za-z_]\w{0,63})"
+    r"(?![ \t]*\()(?=[\s;&|)`]|$)",
+    re.MULTILINE,
+)
 _KEYED = re.compile(r"([A-Za-z_]\w{0,63})\[([^\[\]=]{1,80})\](\+?)=(.*)", re.DOTALL)  # MODELS[small]=...
 # A file whose lines are taken as the script's own: source FILE, export $(grep -v '^#' .env | xargs)
 _SOURCED = re.compile(r"(?:source|\.) (\S+)|\$\((?:cat|grep|egrep|sed|xargs)\b.*?([\w./~-]*\.env)[ |'\")].*")
-_DECLARE, _BRACKETS = {"export", "declare", "local", "readonly", "typeset", "env"}, re.compile(r"[{}()]")
-_PLAIN = re.compile(r"[\w/.,:@%+-]{1,16000}")
+_DECLARE = {"export", "declare", "local", "readonly", "typeset", "env"}
+_LOCAL = ("local", "declare", "typeset")  # in a function
 # A here-document in the place of a file's name, --config_file <(cat <<EOF, as one that is written before
 _AS_FILE = re.compile(
     r"(?ms)^([^\n]*?)<\(\s*cat\s+(<<-?\s*(['\"]?)(\w+)\3)[ \t]*\n(.*?\n[ \t]*\4)[ \t]*\n\s*\)"
 )
 _WRITTEN = r"cat > document_\4 \2\n\5\n\1document_\4"
-_CLOSES = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "{": "}"}
-_PARTS = {"if", "while", "until", "{", "elif", "then", "else", "do", ";;", "esac", *_CLOSES.values()}
+_WRITES = ("sed", "envsubst", "cat", "tee", "echo", "printf", "jq", "yq", "cp")  # a file, where one is named
+_SUCCEEDS = (
+    "echo",
+    "printf",
+    "export",
+    "local",
+    "readonly",
+    "declare",
+)  # so that what stands behind || is not run
 _HANDS_ON = frozenset(("tmux", "screen", "ssh", "sbatch", "bsub", "gcloud", "wsl"))  # a text is a command
 _IGNORED = {"time", "exec", "nohup", "sudo", "command", "!"}
-_SPLIT = re.compile(r"(?:\$\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+")  # what a command would print stays whole
-_OF_ARRAY = re.compile(r'"\$(?:\{?@|\{\w+\[@)')  # no word where it has no elements
-_SEPARATORS = "\n;&|()"
 
 
 class Command(NamedTuple):
@@ -52,57 +68,19 @@ class Command(NamedTuple):
     document: str = ""  # what a here-document gives it to read
 
 
-class _Block:
-    """A condition, a loop or a group, and whether the branch that is read is taken (None: it may be)."""
-
-    def __init__(self, closes: str, *, live: bool, word: str = "", turn: tuple[int, int] = (0, 0)) -> None:
-        """Begin before the first branch; `word`: what a case compares; `turn`: where a loop is, over what."""
-        self.closes, self.word, self.turn = closes, word, turn
-        self.live: bool | None = live
-        self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
-        self.tests: list[bool | None] = []
-        self.joined: list[str] = []  # by which operators
-        self.left: bool | None = live  # whether no branch before was taken
-
-    def ask(self) -> None:
-        """Come to the test of the next branch."""
-        self.live, self.tests, self.joined = self.left, [], []
-
-    def enter(self, decided: bool | None) -> None:
-        """Enter a branch whose own test is `decided`."""
-        self.live = _all((self.left, decided))
-        self.left = _all((self.left, _not(decided)))
-
-    def answer(self) -> bool | None:
-        """Return what the tests since `ask` come to."""
-        between = {*self.joined[:-1]}
-        if between == {"||"}:
-            return _not(_all([_not(one) for one in self.tests]))
-        return _all(self.tests) if self.tests and between <= {"&&"} else None
-
-
-def _all(answers: Sequence[bool | None]) -> bool | None:
-    return False if False in answers else None if None in answers else True
-
-
-def _not(answer: bool | None) -> bool | None:
-    return None if answer is None else not answer
-
-
-def _fits(word: str, pattern: str) -> bool | None:
-    return True if pattern == "*" else None if "$" in word + pattern else fnmatchcase(word, pattern)
-
-
-def _functions(text: str) -> tuple[dict[str, str], str]:
+def _functions(text: str, asked: Sequence[str], *, whole: bool) -> tuple[dict[str, str], str]:
     """Return the functions that a script calls, and the script without them; others stay where they stand.
+
+    Of a file that is taken in (`whole`) all are, and those that the script is `asked` for.
 
     They are laid out as people do it: on one line, or closed by a brace at the margin.
     """
     closing = [found.start() for found in re.finditer(r"^\}", text, re.MULTILINE)]
-    called, found, parts, at = {*_FIRST.findall(text)}, dict[str, str](), list[str](), 0
+    called, found, parts, at = {*_FIRST.findall(text), *asked}, dict[str, str](), list[str](), 0
     for head in _FUNCTION.finditer(text):
         name, line, last = head[1], head[2].rstrip(" \t\r;"), bisect_left(closing, head.end())
-        if head.start() < at or name not in called or (last == len(closing) and line[-1:] != "}"):
+        unread = not whole and name not in called
+        if head.start() < at or unread or (last == len(closing) and line[-1:] != "}"):
             continue
         end = head.end() if line[-1:] == "}" else closing[last] + 1
         found[name] = line[:-1] if line[-1:] == "}" else text[head.start(2) : closing[last]]
@@ -112,38 +90,50 @@ def _functions(text: str) -> tuple[dict[str, str], str]:
     return found, "".join([*parts, text[at:]])
 
 
-class Shell:
+class Shell(Words):
     """One script, read from the first command to the last."""
 
     def __init__(self, text: str, name: str, arguments: Sequence[str] = (), *, depth: int = 0) -> None:
         """Begin with `arguments` as the script's own ($1, $2, ..., $@)."""
         if len(text) > MAX_SCRIPT:
             raise FileFormatError(f"{name} is too long a script; at most {MAX_SCRIPT:,} characters are read.")
-        self.name = name
+        super().__init__(name, arguments, depth)
         self.files: dict[str, str] = {}  # that the script writes by here-documents
-        self.read: Callable[[str], tuple[str, str] | None] = lambda _: None  # a file beside the script
         self._functions: dict[str, str] = {}
-        self._calls = [0]  # of all shells of a script
-        self._text, self._at, self._begin, self._turns = "", 0, 0, 0
-        self._include(text)
-        self._depth = depth
-        self._blocks: list[_Block] = []
+        self.calls = [0, 0]  # of all shells of a script, and turns of their loops
+        self._include(text, arguments)
+        self._blocks: list[Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
+        self._locals = set[str]()  # of a function
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
-        self.variables: dict[str, str] = {"HOME": "~"}
-        self._arrays: dict[str, list[str]] = {"@": [*arguments], "*": [*arguments]}
-        self._document, self._documents, self._arrays_read = "", 0, 0
+        self._begin, self._separator, self._fed, self._letters = 0, "", "", ""
+        self._said: list[str] = []  # by the commands of a group
+        self._submitted: list[Command] = []  # whose answer the script keeps: JOB=$(sbatch train.slurm)
 
-    def _include(self, text: str) -> None:
+    def _include(self, text: str, asked: Sequence[str] = (), *, whole: bool = False) -> None:
         """Put a text where the script is read."""
         lines = re.sub(r"(?m)^([ \t]*#.*?)\\+\r?$", r"\1", text)  # a comment ends with its line
-        functions, lines = _functions(lines)
+        functions, lines = _functions(lines, asked, whole=whole)
         self._functions |= functions
         joined = re.sub(
             r"\\[ \t]*\r?\n|[ \t][\^`][ \t]*\r?\n(?=[ \t]*-)", " ", lines
         )  # cmd's and PowerShell's too
         joined = _AS_FILE.sub(_WRITTEN, joined) if "<(" in joined else joined
         self._text = f"{self._text[: self._at]}{joined}{self._text[self._at :]}"
+        self._behind = {
+            at + later: end + later
+            for at, end in self._behind.items()
+            for later in [len(joined) if at > self._at else 0]
+        }
+
+    def _inside(self, text: str, arguments: Sequence[str] = ()) -> "Shell":
+        """Return a shell that reads another text with what is known here."""
+        inner = Shell(text, self.name, arguments, depth=self._depth + 1)
+        inner._functions |= {name: self._functions[name] for name in self._functions}
+        inner.calls, inner.read, inner.files = self.calls, self.read, self.files
+        inner.variables = {**inner.variables, **self.variables}
+        inner._arrays = {**self._arrays, **(inner._arrays if arguments else {})}
+        return inner
 
     def commands(self) -> Iterator[Command]:
         """Yield the commands in the order in which they stand.
@@ -157,15 +147,24 @@ class Shell:
             self._begin = self._at
             words, target = self._command()
             skipped = self._is_skipped()
-            words = self._followed(words, self._text[self._at - 1 : self._at + 1])
+            self._separator = self._text[self._at - 1 : self._at + 1]
+            self._document, self._fed = self._document or self._fed, ""
+            if words[:1] == ["}"] and target:
+                self._keep(target, "".join(self._said))
+            words = self._followed(words, self._separator)
+            submitted, self._submitted = self._submitted, []
             if skipped or not self._is_live():
                 self._arrays = arrays
             if not self._is_live():
                 continue
+            yield from () if skipped else submitted
             environment = self._assigned(words)
+            if words and self._separator[:1] == "|" and self._separator != "||":
+                told = output(words, self._document, self.read)
+                self._fed = f"$({words[0]})" if told is None else told[:MAX_VALUE]
             if not words or self._kept(words, target, environment.get("IFS", "").strip() or None):
                 continue
-            if words[0] in self._functions and self._depth < _MAX_NESTED:
+            if words[0] in self._functions and self._depth < MAX_NESTED:
                 yield from self._called(words, environment)
             else:
                 python = re.search(r"(^|/)python[\d.]*$", words[0]) and "-c" in words[1:-1]
@@ -173,49 +172,91 @@ class Shell:
                 yield from () if python else self._inner(words, environment)
         raise FileFormatError(f"{self.name} has more than {_MAX_COMMANDS:,} commands.")
 
-    def _take(self, names: Sequence[str], text: str, between: str | None) -> None:
+    def _take(self, names: Sequence[str], text: str, separator: str | None) -> None:
         """Give a text's parts to the names that `read` has: the last takes the rest, an array all."""
         asked = [name for name in names if name.isidentifier()]
         if asked and any(re.fullmatch(r"-\w*a", name) for name in names):
-            self._arrays[asked[-1]] = text.split(between)
+            self._arrays[asked[-1]] = text.split(separator)
         else:
-            self.variables |= zip(asked, text.split(between, len(asked) - 1), strict=False)
+            self.variables |= zip(asked, text.split(separator, len(asked) - 1), strict=False)
 
-    def _kept(self, words: list[str], target: str, between: str | None) -> bool:
+    def _kept(self, words: list[str], target: str, separator: str | None) -> bool:
         """Return whether a command only sets what later ones use: a variable, a file that is written."""
-        if words[0] == "for" and len(words) > 3 and words[2] == "in":
-            self.variables[words[1]] = words[3]
-        elif words[0] == "read" and self._document:
-            self._take(words[1:], self._document.strip()[:_MAX_VALUE], between)
-        elif words[0] == "sed" and (target or "-i" in words):
-            self._documents += 1
-            if (held := self.read(words[-1])) and self._documents <= _MAX_DOCUMENTS:
-                self.files[WORKING.sub("", target or words[-1])] = replaced(held[0][:MAX_SCRIPT], words)
-        elif words[0] in ("cat", "tee") and self._document and (target or len(words) > 1):
-            file = words[-1] if words[0] == "tee" and len(words) > 1 else target or words[-1]
-            self.files[WORKING.sub("", file)] = self._document
-        elif words[0] == "shift":
-            left = self._arrays["@"][int(words[1]) if words[1:] and words[1].isdecimal() else 1 :]
-            self._arrays |= {"@": left, "*": left}
+        if words[0] == "read" and self._document:
+            self._take(words[1:], self._document.strip()[:MAX_VALUE], separator)
+        elif words[:2] == ["printf", "-v"] and words[3:]:
+            self._set(words[2], output(["printf", *words[3:]], "", self.read) or "$(printf)")
+        elif words[0] in _WRITES:
+            return self._written(words, target)
         elif told := _SOURCED.match(" ".join(words[:20])[:500]):
             self._documents += 1
-            if (found := self.read(told[1] or told[2])) and self._documents <= _MAX_DOCUMENTS:
-                self._include(f"\n{found[0][:MAX_SCRIPT]}\n")
+            if (found := self.read(told[1] or told[2])) and self._documents <= MAX_DOCUMENTS:
+                self._include(f"\n{found[0][:MAX_SCRIPT]}\n", whole=True)
         else:
-            return False
+            return self._counted(words)
         return True
+
+    def _counted(self, words: list[str]) -> bool:
+        """Return whether a command only moves on: a sum, the script's own arguments, the end of a loop."""
+        if words[0] == "let":
+            self._sum(" ".join(words[1:]))
+        elif words[0] == "shift" or (words[0] == "set" and "--" in words):
+            count = int(words[1]) if words[1:] and words[1].isdecimal() else 1
+            held = self._arrays["@"] if words[0] == "shift" else words[words.index("--") :]
+            self._arrays |= dict.fromkeys("@*", held[count:])
+        elif words[0] == "return" and self._depth and all(block.live for block in self._blocks):
+            self._at = len(self._text)
+        elif words[0] in ("break", "continue") and all(block.live for block in self._blocks):
+            for block in reversed(self._blocks):
+                block.live = False
+                if block.closes == "done":
+                    block.again, block.resumes = None if words[0] == "break" else block.again, True
+                    break
+        else:
+            return words[0] == "(("  # whose variables its test has set
+        return True
+
+    def _written(self, words: list[str], target: str) -> bool:
+        """Return whether a command writes a file whose text is told, and keep that text."""
+        names = [word for word in words[1:] if word[:1] != "-"]
+        if names and (words[0] in ("tee", "cp") or (words[0] == "sed" and "-i" in words)):
+            target = names[-1]
+        if not target:
+            self._said += [f"{output(words, self._document, self.read) or ''}\n"] if self._blocks else []
+            return False
+        held = self._document
+        if (words[0] == "sed" and not held) or words[0] == "cp":
+            found = self.read(words[-2] if words[0] == "cp" else words[-1])
+            held = found[0][:MAX_SCRIPT] if found else ""
+        if words[0] == "envsubst":
+            held = re.sub(r"\$\{?(\w{1,64})\}?", lambda one: self.variables.get(one[1], one[0]), held)
+        elif words[0] not in ("tee", "cp") and not (words[0] == "cat" and held):
+            held = output(words, held, self.read) or ""
+        self._keep(target, held + ("" if words[0] in ("cat", "tee", "cp") else "\n"))
+        return True
+
+    def _keep(self, target: str, text: str) -> None:
+        """Keep what is written into a file, if it is told."""
+        self._documents += 1
+        if text.strip() and text[:2] != "$(" and self._documents <= MAX_DOCUMENTS:
+            name = WORKING.sub("", target)
+            self.files[name] = (self.files.get(name, "") if self._appends else "") + text
 
     def _called(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a function that is called with arguments."""
-        self._calls[0] += 1
-        if self._calls[0] > _MAX_CALLS:
+        self.calls[0] += 1
+        if self.calls[0] > _MAX_CALLS:
             raise FileFormatError(f"{self.name} calls functions more than {_MAX_CALLS} times.")
-        inner = Shell(self._functions[words[0]], self.name, words[1:], depth=self._depth + 1)
-        inner._functions, inner._calls, inner.read = self._functions, self._calls, self.read
-        inner.variables = {**environment, **inner.variables}
-        inner._arrays = {**self._arrays, **inner._arrays}
+        inner = self._inside(self._functions[words[0]])
+        inner._arrays |= {"@": words[1:], "*": words[1:]}
+        inner.variables |= environment
         yield from inner.commands()
-        self.files |= inner.files
+        for name in {*inner.variables} - inner._locals:
+            if inner.variables[name] != self.variables.get(name, environment.get(name)):
+                self._set(name, inner.variables[name])
+        self._arrays |= {
+            name: inner._arrays[name] for name in inner._arrays if name not in {"@", "*", *inner._locals}
+        }
 
     def _is_skipped(self) -> bool:
         """Return whether the test before decides that the next command is not run."""
@@ -228,18 +269,18 @@ class Shell:
     def _followed(self, words: list[str], separator: str) -> list[str]:
         """Follow the words that part a script into blocks; return the command behind them, if it is read."""
         turned = False
-        while words and (words[0] in _PARTS or words[0] in _IGNORED):
+        while words and (words[0] in PARTS or words[0] in _IGNORED):
             turned |= words[0] == "!"
             self._part(words[0])
             words = words[1:]
         if words[:1] == ["case"] and words[2:3] == ["in"]:
-            self._blocks.append(_Block("esac", live=self._is_live(), word=words[1]))
+            self._blocks.append(Block("esac", live=self._is_live(), word=words[1]))
             words = words[3:]
         block = self._blocks[-1] if self._blocks else None
         if block is not None and block.patterns is not None:
             block.patterns += words
             if separator[:1] == ")" and block.patterns:
-                block.enter(_not(_all([_not(_fits(block.word, one)) for one in block.patterns])))
+                block.enter(not_of(all_of([not_of(fits(block.word, one)) for one in block.patterns])))
                 block.patterns = None
             return []
         operator_ = separator if separator in ("&&", "||") else ""
@@ -248,22 +289,73 @@ class Shell:
             return []
         answer, skipped = self._before[0], self._is_skipped()
         if not skipped:
-            answer = _not(decided(words)) if turned else decided(words)
+            answer = not_of(self._decided(words)) if turned else self._decided(words)
+            answer = True if ASSIGNED.fullmatch(words[0]) or words[0] in _SUCCEEDS else answer
         if block is not None:
             block.tests.append(None if skipped else answer)
             block.joined.append(separator)
         self._before = answer, operator_
-        if words[0] in ("for", "select"):
-            self._blocks.append(_Block("done", live=self._is_live()))
+        if words[0] in ("for", "select") and words[1:]:
+            self._loop(words)
+            return []
         return [] if skipped else words
+
+    def _decided(self, words: list[str]) -> bool | None:
+        """Return what a test, a sum or getopts comes to; None where the text does not tell."""
+        if words[0] == "((":
+            found = self._sum(words[1])
+            return found != "0" if re.fullmatch(r"-?\d+", found) else None
+        return self._option(*words[1:3]) if words[0] == "getopts" and len(words) > 2 else decided(words)
+
+    def _option(self, known: str, name: str) -> bool:
+        """Take the next of the script's own options, as getopts does; return whether there is one."""
+        given, at = self._arrays["@"], whole_of(self.variables.setdefault("OPTIND", "1")) or 1
+        word = given[at - 1] if at <= len(given) else ""
+        letters = self._letters or (word[1:] if re.match("-[^-]", word) else "")
+        letter, self._letters, argument = letters[:1] or "?", letters[1:], ""
+        if f"{letter}:" in known:
+            at += not self._letters
+            argument, self._letters = self._letters or "".join(given[at - 1 : at]), ""
+        at += bool(letters) and not self._letters
+        self.variables |= {name: letter if letter in known else "?", "OPTIND": str(at), "OPTARG": argument}
+        return bool(letters)
+
+    def _loop(self, words: list[str]) -> None:
+        """Begin a loop over words, or one that counts."""
+        live, turns = self._is_live(), list[str]()
+        if words[1] == "((":
+            first, test, step = (*words[2].split(";"), "", "")[:3]
+            if live:
+                self._sum(first)
+                live = self._decided(["((", test]) is not False
+
+            def again(_: Block) -> bool:
+                self._sum(step)
+                return self._decided(["((", test]) is True
+        else:
+            turns = words[3:] if "in" in words[2:3] else self._arrays["@"]
+            left = iter(turns if words[0] == "for" else [])
+
+            def again(_: Block) -> bool:
+                value = next(left, None)
+                self.variables |= {words[1]: value} if value is not None else {}
+                return value is not None
+
+        self._blocks.append(block := Block("done", live=live, begin=self._at, again=again))
+        if live and turns:
+            again(block)
 
     def _part(self, word: str) -> None:
         """Open, part or close a block."""
         block = self._blocks[-1] if self._blocks else None
-        if word in _CLOSES:
-            turn = (self._begin, len(self._arrays["@"])) if word == "while" else (0, 0)
-            live = self._is_live() and not self._is_skipped()
-            self._blocks.append(_Block(_CLOSES[word], live=live, turn=turn))
+        if word in CLOSES:
+            turns = partial(self._turns, len(self._arrays["@"]), {**self.variables})
+            live, again = (
+                self._is_live() and not self._is_skipped(),
+                turns if word in ("while", "until") else None,
+            )
+            self._blocks.append(Block(CLOSES[word], live=live, word=word, begin=self._begin, again=again))
+            self._said = [] if word == "{" else self._said
             self._before = None, ""
         elif block is None:
             return
@@ -274,7 +366,9 @@ class Shell:
         elif word == "then":
             block.enter(block.answer())
         elif word == "do" and block.closes == "done" and block.tests:
-            block.enter(block.answer() is not False)
+            answer = not_of(block.answer()) if block.word == "until" else block.answer()
+            block.sure = answer is True
+            block.enter(answer is not False)
         elif word == "else":
             if block.live and block.left:  # no "then" was met
                 raise FileFormatError(f"{self.name} has branches of fish; name the command itself, after --.")
@@ -282,13 +376,20 @@ class Shell:
         elif word == ";;" and block.closes == "esac":
             block.live, block.patterns = False, []
 
-    def _close(self, block: _Block) -> None:
-        """Leave a block; of a loop over arguments come to the next one."""
+    def _close(self, block: Block) -> None:
+        """Leave a block, of a loop for its next turn."""
         self._blocks.pop()
         self._before = block.live, ""
-        if block.live and block.turn[1] not in (0, len(self._arrays["@"])) and self._turns < _MAX_CALLS:
-            self._turns += 1
-            self._at = block.turn[0]
+        goes_on = block.live or block.resumes
+        if goes_on and block.again is not None and self.calls[1] < _MAX_TURNS and block.again(block):
+            self.calls[1] += 1
+            self._behind = {at: end for at, end in self._behind.items() if at < block.begin}
+            self._at, block.tests, block.live, block.resumes = block.begin, [], True, False
+            self._blocks += [] if isinstance(block.again, partial) else [block]
+
+    def _turns(self, given: int, known: Mapping[str, str], block: Block) -> bool:
+        """Return whether a loop turns again: over arguments, or as long as its test is decided and new."""
+        return len(self._arrays["@"]) not in (0, given) or (block.sure and known != self.variables)
 
     def _inner(self, words: list[str], environment: Mapping[str, str]) -> Iterator[Command]:
         """Yield the commands of a text that a command is told to run: bash -c "...", eval "..."."""
@@ -303,23 +404,24 @@ class Shell:
             last = re.sub(r"^--(wrap|command)=", "", last)
             if of == "sbatch" and " " not in last:  # its script runs what a variable holds: NeMo-RL's ray.sub
                 last = environment.get("COMMAND", "")
-        if told and " " in last and self._depth < _MAX_NESTED:
-            inner = Shell(last, self.name, depth=self._depth + 1)
-            inner.variables = {**environment, **of_engine(words, self.read)[1]}
-            inner.read = self.read
+        if told and " " in last and self._depth < MAX_NESTED:
+            inner = self._inside(last)
+            inner.variables |= {**environment, **of_engine(words, self.read)[1]}
             yield from inner.commands()
 
     def _assigned(self, words: list[str]) -> dict[str, str]:
         """Take the assignments that a command begins with off `words`; return what is set for it."""
         mine, at, declares = dict(self.variables), 0, False
         told = [*dropwhile(re.compile("-").match, words[1:])] if words[:1] in (["set"], ["setenv"]) else []
-        if told[1:] and _NAME.fullmatch(told[0]) and "--" not in words:  # fish's and csh's
+        if told[1:] and NAME.fullmatch(told[0]) and "--" not in words:  # fish's and csh's
             told[1:2] = told[1:2] if told[1] != "=" else []
             self._arrays[told[0]], words[:] = told[1:], [f"{told[0]}={' '.join(told[1:])}"]
         while at < len(words):
             if words[at] in _DECLARE:
                 declares = True
-            elif found := _ASSIGNED.fullmatch(words[at]):
+                names = (one.partition("=")[0].rstrip("+") for one in words[at:])
+                self._locals |= {*names} if words[at] in _LOCAL else set()
+            elif found := ASSIGNED.fullmatch(words[at]):
                 mine[found[1]] = mine.get(found[1], "") + found[3] if found[2] else found[3]
             elif found := _KEYED.fullmatch(words[at]):
                 mine[f"{found[1]}[{found[2]}]"] = found[4]
@@ -338,259 +440,29 @@ class Shell:
             known = None  # an argument that nobody gave: the branch says what it is then
         certain = all(block.live for block in self._blocks)
         if certain or (known is None and "$" not in value and name not in self._unclear):
-            self.variables[name] = value[:_MAX_VALUE]
-        elif known not in (None, value) and "$" not in value:
-            del self.variables[name]
+            self.variables[name] = value[:MAX_VALUE]
+        elif "$(" in value or (known not in (None, value) and "$" not in value):
+            self.variables.pop(name, None)
             self._unclear.add(name)
         if certain:
             self._unclear.discard(name)
 
-    def _command(self) -> tuple[list[str], str]:
-        """Return the words up to the next separator, and the file that its output goes to."""
-        words: list[str] = []
-        target, self._document, held = "", "", self._arrays_read
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            if char in " \t\r":
-                self._at += 1
-            elif char == "#":
-                self._at = self._end_of_line()
-            elif self._text.startswith(";;", self._at):
-                self._at += 0 if words else 2
-                return words or [";;"], target
-            elif char in _SEPARATORS:
-                self._at += 1
-                if words or char in "()" or self._arrays_read > held:
-                    return words, target
-            elif redirected := self._redirection():
-                target = redirected if redirected != "-" else target
+    def _printed(self, text: str) -> str:
+        """Return what $(...) prints where its text tells; else the text itself."""
+        unread, said, folder = f"$({text})", list[str](), "."
+        if self._depth >= MAX_NESTED:
+            return unread
+        if re.match(r"\s*sbatch\s", text):
+            self._submitted += self._inside(text).commands()
+            return unread
+        inner = self._inside(re.sub(r"^\s*<", "cat ", text))
+        for words, _, document in inner.commands():
+            if words[0] in ("cd", "pwd"):
+                folder = words[-1] if words[0] == "cd" else folder
+                found: str | None = folder if words[0] == "pwd" else ""
             else:
-                words += self._word()
-                if len(words) > MAX_WORDS:
-                    raise FileFormatError(f"{self.name}: a line of more than {MAX_WORDS:,} words is refused.")
-        return words, target
-
-    def _end_of_line(self) -> int:
-        end = self._text.find("\n", self._at)
-        return len(self._text) if end < 0 else end
-
-    def _redirection(self) -> str:
-        """Skip a redirection; return the file that is written, "-" for any other, "" where there is none."""
-        found = re.compile(r"(\d{0,2}|&)(<<<|<<-?|>>|>\||[<>])(&\d?-?)?[ \t]*").match(self._text, self._at)
-        if found is None:
-            return ""
-        self._at = found.end()
-        if found[3] or self._text[self._at : self._at + 1] in "\r\n":  # a placeholder's: PATH=<where>
-            return "-"
-        start = self._at
-        word = "".join(self._word()[:1])
-        if found[2] == "<<<":  # one word as the input
-            self._document = word
-            return "-"
-        if found[2].startswith("<<"):
-            quoted = self._text[start : start + 1] in "'\"\\"
-            self._take_document(word, expanded=not quoted, indented=found[2] == "<<-")
-            return "-"
-        return word if found[2].startswith(">") and found[1] in ("", "1", "&") else "-"
-
-    def _take_document(self, word: str, *, expanded: bool, indented: bool) -> None:
-        """Take a here-document's lines out of the text: they stand after the command's own line."""
-        self._documents += 1
-        if self._documents > _MAX_DOCUMENTS:
-            raise FileFormatError(f"{self.name} has more than {_MAX_DOCUMENTS} here-documents.")
-        begin = self._end_of_line() + 1
-        lines, at = [], begin
-        while at < len(self._text):
-            end = self._text.find("\n", at)
-            end = len(self._text) if end < 0 else end
-            line = self._text[at:end].lstrip("\t") if indented else self._text[at:end]
-            at = end + 1
-            if line.strip("\r") == word:
-                break
-            lines.append(line)
-        body = "\n".join(lines) + "\n"
-        self._document = self._expanded(body) if expanded else body
-        self._text = self._text[:begin] + self._text[at:]
-
-    def _word(self) -> list[str]:
-        """Return the word that begins here; several where a variable or an array holds several."""
-        text, parts = self._text, [""]
-        start, quoted = self._at, False
-        while self._at < len(text):
-            char = text[self._at]
-            if char == "(" and parts[-1].endswith("="):
-                self._read_array(parts[-1])
-                return parts[:-1]
-            if char in " \t\r" + _SEPARATORS or (char in "<>" and self._at > start):
-                break
-            self._at += 1
-            quoted |= char in "'\""
-            parts = self._with(parts, char)
-        if self._at == start:
-            self._at += 1  # a bracket where no word can begin
-        kept = parts[-1] or (quoted and parts == [""] and not _OF_ARRAY.match(text, start))
-        return [part[:_MAX_VALUE] for part in (parts if kept else parts[:-1])]
-
-    def _with(self, parts: list[str], char: str) -> list[str]:
-        """Return the words so far with what `char` begins put behind the last."""
-        if char == "\\":
-            more = [self._text[self._at : self._at + 1]]
-            self._at += 1
-        elif char == "'":
-            more = [self._until("'")]
-        elif char == '"':
-            more = self._quoted()
-            if len(more) > 1 and _ASSIGNED.fullmatch(parts[-1]):  # cmd="torchrun ${ARGS[@]}" is one text
-                more = [" ".join(more)]
-        elif char in "$`":
-            joined = " ".join(self._dollar(char))
-            whole = joined.startswith("$(") or _ASSIGNED.fullmatch(parts[-1]) is not None
-            more = [joined] if whole else _SPLIT.findall(joined)
-        else:
-            plain = _PLAIN.match(self._text, self._at)
-            more = [char + (plain[0] if plain else "")]
-            self._at += len(more[0]) - 1
-        if len(parts[-1]) > _MAX_VALUE:
-            raise FileFormatError(f"{self.name}: a word of more than {_MAX_VALUE:,} characters is refused.")
-        return [*parts[:-1], parts[-1] + more[0], *more[1:]] if more else parts
-
-    def _until(self, quote: str) -> str:
-        end = self._text.find(quote, self._at)
-        if end < 0:
-            raise FileFormatError(f"{self.name} has a quote that is never closed.")
-        taken, self._at = self._text[self._at : end], end + 1
-        return taken
-
-    def _quoted(self) -> list[str]:
-        """Return what stands in double quotes: one word, several of an array alone."""
-        words, current, start = list[str](), "", self._at
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            self._at += 1
-            if char == '"':
-                return words if not current and (words or "[@]" in self._text[start : self._at]) else [
-                    *words, current
-                ]  # fmt: skip
-            if char == "\\" and self._text.startswith(('"', "\\", "$", "`"), self._at):
-                current += self._text[self._at]
-                self._at += 1
-            elif char in "$`":
-                parts = self._dollar(char)
-                if len(parts) > 1:
-                    words += [current + parts[0], *parts[1:-1]]
-                    current = parts[-1]
-                else:
-                    current += "".join(parts)
-            else:
-                current += char
-            if len(current) > _MAX_VALUE:
-                break
-        raise FileFormatError(f"{self.name} has a quote that is never closed.")
-
-    def _read_array(self, assigned: str) -> None:
-        """Read the elements of NAME=( ... ) or NAME+=( ... )."""
-        self._at += 1
-        self._arrays_read += 1
-        elements: list[str] = []
-        while self._at < len(self._text) and self._text[self._at] != ")":
-            char = self._text[self._at]
-            if char in " \t\r\n;&|":
-                self._at += 1
-            elif char == "#":
-                self._at = self._end_of_line()
-            else:
-                elements += self._word()
-            if len(elements) > MAX_WORDS:
-                raise FileFormatError(f"{self.name}: a line of more than {MAX_WORDS:,} words is refused.")
-        self._at += 1
-        name = assigned.rstrip("=").rstrip("+")
-        for place, one in enumerate(elements):
-            if found := re.match(r"\[([^\[\]]{1,80})\]=", one):
-                elements[place] = self.variables[f"{name}[{found[1]}]"] = one[found.end() :]
-        before = self._arrays.get(name, []) if assigned.endswith("+=") else []
-        self._arrays[name] = [*before, *elements][:MAX_WORDS]
-        if sum(map(len, self._arrays[name])) > _MAX_ARRAY:
-            raise FileFormatError(f"{self.name}: an array of more than {_MAX_ARRAY:,} characters is refused.")
-
-    def _dollar(self, char: str) -> list[str]:
-        """Return what a dollar sign or a backquote stands for, its text where nothing tells."""
-        text = self._text
-        if char == "`":
-            return [f"$({inner})" for inner in [self._until("`")] if inner.lstrip()[:1] != "#"]
-        following = text[self._at : self._at + 1]
-        if (end := text.find("]", self._at)) > 0 and following == "[":  # as sums were once written
-            inner, self._at, following = text[self._at + 1 : end], end + 1, "(("
-        elif text.startswith("((", self._at):
-            inner, following = self._balanced("((", "))"), "(("
-        if following == "((":
-            return [calculated_text(self._expanded(re.sub(r"(?<![\w$])([A-Za-z_]\w*)", r"$\1", inner)))]
-        if following == "(":
-            return [printed(self._balanced("(", ")"), self._expanded)]
-        if following == "{":
-            return self._parameter(self._balanced("{", "}"))
-        name = _NAME.match(text, self._at)
-        if name is None:
-            return ["$"]
-        self._at = name.end()
-        return self._value(name[0])
-
-    def _balanced(self, opening: str, closing: str) -> str:
-        """Return what stands between brackets."""
-        self._at += len(opening)
-        start, depth = self._at, 1
-        for found in _BRACKETS.finditer(self._text, start, start + _MAX_VALUE):
-            depth += found[0] in opening
-            depth -= found[0] in closing
-            if depth + len(opening) <= 1:
-                end = found.start()
-                self._at = end + 1
-                return self._text[start : end - len(closing) + 1]
-        raise FileFormatError(f"{self.name} has a bracket that is never closed.")
-
-    def _parameter(self, inside: str) -> list[str]:
-        """Return the value of ${...}: with a default where there is one."""
-        found = _PARAMETER.fullmatch(inside)
-        if found is None:
-            return self._element(inside)
-        name, operator, word = found[1], found[2], found[3] or ""
-        known = self._value(name, braces=inside)
-        unset = known == [f"${{{inside}}}"] or known in ([], [""])
-        if operator in ("-", "=") and unset:
-            value = self._expanded(word)
-            if operator == "=":
-                self.variables[name] = value
-            return [value]
-        if operator == "+":
-            return [] if unset else [self._expanded(word)]
-        return known
-
-    def _element(self, inside: str) -> list[str]:
-        """Return the places of an array, of ${!names[@]}, or one of its elements, of ${names[$i]}."""
-        asked = _ELEMENT.fullmatch(inside)
-        held = self._arrays.get(asked[2], []) if asked else []
-        if asked and asked[1]:
-            keyed = [key for key in self.variables if key.startswith(f"{asked[2]}[")]
-            return [key[len(asked[2]) + 1 : -1] for key in keyed] or [*map(str, range(len(held)))]
-        place = self._expanded(asked[3]) if asked else ""
-        if asked and (known := self.variables.get(f"{asked[2]}[{place}]")) is not None:
-            return [known]
-        if place.isdecimal() and len(place) < 6 and int(place) < len(held):
-            return [held[int(place)]]
-        return [f"${{{inside}}}"]
-
-    def _value(self, name: str, braces: str = "") -> list[str]:
-        if name in self._arrays:
-            return self._arrays[name]
-        given = self._arrays["@"]
-        value = str(len(given)) if name == "#" else self.variables.get(name)
-        if name.isdecimal() and 0 < int(name) <= len(given):
-            value = given[int(name) - 1]
-        return [value] if value is not None else [f"${{{braces}}}" if braces else f"${name}"]
-
-    def _expanded(self, text: str) -> str:
-        if self._depth >= _MAX_NESTED or not ("$" in text or "`" in text):
-            return text.strip("\"'")
-        inner = Shell("", self.name, depth=self._depth + 1)
-        inner.variables, inner._arrays = self.variables, self._arrays
-        inner._text = text.strip('"').replace('"', '\\"') + '"'
-        return " ".join(inner._quoted())
+                found = output(words, document, inner.read)
+            if found is None or not all(block.live for block in inner._blocks):
+                return unread
+            said += [] if inner._fed or not found else [found]
+        return "\n".join(said).strip()

@@ -101,6 +101,8 @@ SPELLINGS = {
     **dict.fromkeys(("liger", "use_liger", "use_liger_kernel", "enable_liger_kernel"), "kernels=liger"),
     **dict.fromkeys(("quantization", "quantization_bit", "quantize", "bits"), "weights_dtype"),
     **{"bf16": "weights_dtype=bf16", "fp16": "weights_dtype=fp16", "load_in_8bit": "weights_dtype=int8"},
+    **dict.fromkeys(("4bit", "4_bit"), "method=qlora"),
+    **dict.fromkeys(("8bit", "8_bit"), "weights_dtype=int8"),
 }
 _OF_MIXTRAL = {"gate": "gate", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
 _OF_QWEN = {"gate": "gate", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from finegauge import documents
 from finegauge.errors import FieldError, FileFormatError, FineGaugeError, UnknownKeyError, shown
 from finegauge.formats import reading
-from finegauge.formats.run_argument import suffix_of
+from finegauge.formats.run_argument import in_words, suffix_of
 from finegauge.run.field import number, whole
 from finegauge.run.run import FIELDS, FROM_CALLER, FROM_COMMAND_LINE, Run
 from finegauge.web.storage import upload_store
@@ -187,8 +187,12 @@ def described(document: str, overrides: Mapping[str, Any]) -> Run:
 
 
 def _kept(document: str) -> str:
-    """Return what stands for a pasted text as the RUN of a command: the path of a file, or a model's name."""
+    """Return what stands for a pasted text as the RUN of a command: a file, a model's name, a question."""
     word = document.strip()
+    model = in_words(word, ())[0] if "\n" not in word else word
+    if model != word:  # "llama 3 8b qlora on a 3090"
+        refuse_path("model", model)
+        return word
     if re.fullmatch(r"[^\s{}\[\]=]+", word) and not word.endswith(":"):
         refuse_path("model", word)
         return word

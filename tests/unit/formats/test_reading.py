@@ -106,6 +106,12 @@ def test_a_files_own_key_is_none_of_the_spellings(tmp_path: Path) -> None:
     assert read(path, ("lora_r=32",)).lora_rank == 32
 
 
+def test_words_that_are_settings_by_themselves(tmp_path: Path) -> None:
+    path = written(tmp_path, "model: qwen3-8b\nmethod: lora\n")
+    assert read(path, ("h100",)).gpu == "h100"
+    assert read(path, ("adafactor", "full")).optimizer == "adafactor"
+
+
 def test_override_of_the_method_drops_the_old_ones_fields(tmp_path: Path) -> None:
     path = written(tmp_path, "model: qwen3-8b\nmethod: qlora\nlora_rank: 8\nweights_dtype: nf4\n")
     full = read(path, ("method=full",))
@@ -117,8 +123,8 @@ def test_override_of_the_method_drops_the_old_ones_fields(tmp_path: Path) -> Non
     [
         ("micro_batch_size", FieldError, "not of the form key=value"),
         ("=4", FieldError, "not of the form key=value"),
-        ("h100", FieldError, "such as --gpu h100"),
-        ("adafactor", FieldError, "such as optimizer=adafactor"),
+        ("packing", FieldError, "such as packing=true"),
+        ("flash", FieldError, "such as attention=flash"),
         ("load_in_4bit=false", UnknownKeyError, "unknown key 'load_in_4bit'"),
         ("microbatch_size=4", UnknownKeyError, "Did you mean 'micro_batch_size'"),
         ("micro_batch_size=two", FieldError, "micro_batch_size='two' is not a whole number"),

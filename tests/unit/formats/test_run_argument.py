@@ -44,6 +44,48 @@ def test_names_ids_and_pages(argument: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "model", "gives"),
+    [
+        ("llama 3.1 8b", "meta-llama/Meta-Llama-3.1-8B", {}),
+        ("qwen3 8b qlora 4090", "Qwen/Qwen3-8B", {"method": "qlora", "gpu": "4090"}),
+        ("mistral-7b on a 3090", "mistralai/Mistral-7B-v0.1", {"gpu": "3090", "num_gpus": 1}),
+        ("qwen3 8b dpo 4k context on a t4", "Qwen/Qwen3-8B", {"phase": "dpo", "seq_len": 4096, "gpu": "t4"}),
+        ("llama 3 8b in 4bit", "meta-llama/Meta-Llama-3-8B", {"method": "qlora"}),
+        ("phi 4 l4", "microsoft/phi-4", {"gpu": "l4", "num_gpus": 1}),
+        ("gemma 3 27b 2 h100", "google/gemma-3-27b-it", {"gpu": "h100", "num_gpus": 2}),
+        ("llama 3.3 70b zero3 on 8 x h100 batch=2", "llama-3.3-70b-instruct", {"num_gpus": 8}),
+        ("Qwen/Qwen3-8B with two a100 80gb", "Qwen/Qwen3-8B", {"gpu": "a100 80gb", "num_gpus": 2}),
+    ],
+)
+def test_a_model_and_its_gpu_in_words(said: str, model: str, gives: dict[str, object]) -> None:
+    first, *words = said.split()
+    for run in (read(first, words), read(said)):
+        assert run.model == model
+        assert {name: getattr(run, name) for name in gives} == gives
+        assert run.sharding == ("zero3" if "zero3" in said else "none")
+        assert run.micro_batch_size == (2 if "batch=2" in said else 1)
+
+
+def test_a_file_takes_its_gpu_in_words(tmp_path: Path) -> None:
+    (tmp_path / "my run.yaml").write_text(RUN)
+    assert read(tmp_path / "my run.yaml", ("on", "an", "a40")).gpu == "a40"
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("qwen3-8b lroa", "'lroa' is not of the form key=value"),
+        ("qwen3-8b on a toaster", "'toaster' is not of the form key=value"),
+        ("h100", "'h100' is a GPU; name a model before it, such as Qwen/Qwen3-8B --gpu h100"),
+    ],
+)
+def test_words_that_name_nothing(said: str, sentence: str) -> None:
+    first, *words = said.split()
+    with pytest.raises(InputError, match=sentence):
+        read(first, words)
+
+
+@pytest.mark.parametrize(
     "path", ["none.yaml", "./Qwen/Qwen3-8B", "../x", "/none/at/all", "C:\\x", "a b", "x.ipynb"]
 )
 def test_paths_of_nothing_are_files(path: str) -> None:

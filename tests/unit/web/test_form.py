@@ -43,6 +43,15 @@ def test_a_pasted_text_with_overrides_tells_who_said_what() -> None:
     assert shown_value(run, "packing") == "false"
 
 
+def test_a_question_in_words_is_a_run() -> None:
+    run = asked(" llama 3 8b qlora on two 3090s\n", {"micro_batch_size": "4"})
+    assert (run.model, run.method, run.gpu) == ("meta-llama/Meta-Llama-3-8B", "qlora", "3090")
+    assert (run.num_gpus, run.micro_batch_size) == (2, 4)
+    for path in ("/etc/passwd on a 3090", "../../etc/hosts qlora"):
+        with pytest.raises(InputError, match="names a file"):
+            asked(path, {})
+
+
 def test_a_config_json_is_a_model() -> None:
     run = asked(CONFIG, {"method": "lora", "gpu": "A40"})
     assert run.config["hidden_size"] == 256
