@@ -8,12 +8,12 @@ as not set.
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
-from finegauge.formats.blocks import Block, all_of, fits, not_of
 from finegauge.formats.expansions import decided, output
 from finegauge.formats.launchers import WORKING, of_engine, whole_of
 from finegauge.formats.shell_words import (
@@ -88,6 +88,60 @@ def _functions(text: str, asked: Sequence[str], *, whole: bool) -> tuple[dict[st
         if len(found) == _MAX_FUNCTIONS:
             break
     return found, "".join([*parts, text[at:]])
+
+
+class Block:
+    """A condition, a loop or a group, and whether the branch that is read is taken (None: it may be)."""
+
+    def __init__(
+        self,
+        closes: str,
+        *,
+        live: bool,
+        word: str = "",
+        begin: int = 0,
+        again: "Callable[[Block], bool] | None" = None,
+    ) -> None:
+        """Begin before the first branch; `word`: what a case compares; a loop goes to `begin` if `again`."""
+        self.closes, self.word, self.begin, self.again = closes, word, begin, again
+        self.sure = self.resumes = False  # whether a loop's test is decided, and its turn left for the next
+        self.live: bool | None = live
+        self.patterns: list[str] | None = [] if closes == "esac" else None  # while they are read
+        self.tests: list[bool | None] = []
+        self.joined: list[str] = []  # by which operators
+        self.left: bool | None = live  # whether no branch before was taken
+
+    def ask(self) -> None:
+        """Come to the test of the next branch."""
+        self.live, self.tests, self.joined = self.left, [], []
+
+    def enter(self, decided: bool | None) -> None:
+        """Enter a branch whose own test is `decided`."""
+        self.live = _all_of((self.left, decided))
+        self.left = _all_of((self.left, _not_of(decided)))
+
+    def answer(self) -> bool | None:
+        """Return what the tests since `ask` come to."""
+        found = self.tests[0] if self.tests else None
+        for between, one in zip(self.joined, self.tests[1:], strict=False):
+            either = _not_of(_all_of((_not_of(found), _not_of(one))))
+            found = either if between == "||" else _all_of((found, one)) if between == "&&" else None
+        return found
+
+
+def _all_of(answers: Sequence[bool | None]) -> bool | None:
+    """Return whether all are true."""
+    return False if False in answers else None if None in answers else True
+
+
+def _not_of(answer: bool | None) -> bool | None:
+    """Return the other answer."""
+    return None if answer is None else not answer
+
+
+def _fits(word: str, pattern: str) -> bool | None:
+    """Return whether a word is one of a pattern's."""
+    return True if pattern == "*" else None if "$" in word + pattern else fnmatchcase(word, pattern)
 
 
 class Shell(Words):
@@ -280,7 +334,7 @@ class Shell(Words):
         if block is not None and block.patterns is not None:
             block.patterns += words
             if separator[:1] == ")" and block.patterns:
-                block.enter(not_of(all_of([not_of(fits(block.word, one)) for one in block.patterns])))
+                block.enter(_not_of(_all_of([_not_of(_fits(block.word, one)) for one in block.patterns])))
                 block.patterns = None
             return []
         operator_ = separator if separator in ("&&", "||") else ""
@@ -289,7 +343,7 @@ class Shell(Words):
             return []
         answer, skipped = self._before[0], self._is_skipped()
         if not skipped:
-            answer = not_of(self._decided(words)) if turned else self._decided(words)
+            answer = _not_of(self._decided(words)) if turned else self._decided(words)
             answer = True if ASSIGNED.fullmatch(words[0]) or words[0] in _SUCCEEDS else answer
         if block is not None:
             block.tests.append(None if skipped else answer)
@@ -366,7 +420,7 @@ class Shell(Words):
         elif word == "then":
             block.enter(block.answer())
         elif word == "do" and block.closes == "done" and block.tests:
-            answer = not_of(block.answer()) if block.word == "until" else block.answer()
+            answer = _not_of(block.answer()) if block.word == "until" else block.answer()
             block.sure = answer is True
             block.enter(answer is not False)
         elif word == "else":
