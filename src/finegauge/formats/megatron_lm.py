@@ -66,7 +66,7 @@ _PATCHES = {
     "LLama2Tokenizer": 32_000,
     "LLama3Tokenizer": 128_000,
 }  # of Pai-Megatron
-_TARGETS = {
+TARGETS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"),
@@ -113,7 +113,7 @@ BASES: Mapping[str, Mapping[str, Any]] = {  # of Megatron-Bridge's flat recipes,
         "peft_scheme": "lora",
         "peft_dim": 32,
         "peft_alpha": 32,
-        "peft_target_modules": [*_TARGETS],
+        "peft_target_modules": [*TARGETS],
     },
 }
 _OF_MINDSPEED = ("lora_r", "lora_alpha", "lora_dropout")  # MindSpeed-LLM's, of Ascend
@@ -353,8 +353,8 @@ def _read_method(reading: Reading) -> None:
         keys = _OF_MINDSPEED if of_mindspeed else ("peft_dim", "peft_alpha", "peft_dropout")
         trainer_keys.read_ranks(reading, keys, (32, 32, 0.0))
         named = reading.which("peft_target_modules", "lora_target_modules")
-        stated = names(named, reading.get(named) or tuple(_TARGETS))
-        reading.set("lora_targets", [t for n in stated for t in _TARGETS.get(n, (n,))], named)
+        stated = names(named, reading.get(named) or tuple(TARGETS))
+        reading.set("lora_targets", [t for n in stated for t in TARGETS.get(n, (n,))], named)
         reading.set("adapter_dtype", low, "bf16")
     recompute = reading.text(
         "recompute_granularity", "selective" if reading.flag("recompute_activations") else "none"

@@ -1,13 +1,14 @@
 """verl's overrides and YAML (`python -m verl.trainer.main_ppo`, `...sft_trainer`), hidden defaults included.
 
-What no key says but the framework does (read from its trainer configurations, 0.4 to 0.6): fp32 weights under
-FSDP computed in bf16; checkpointing on in reinforcement learning, off in SFT and under Megatron; prompts and
-answers of 512 tokens; `train_batch_size` of 1,024 prompts written to before they are learnt from in
-mini-batches of 256; vLLM beside the trainer on two GPUs each, with half of their memory, asleep while weights
-learn, and the policy's own likelihoods in a pass of their own; 30 epochs (SFT: 256 sequences a step, 4 at a
-time, cut at 1,024, 4 epochs); one node of 8 GPUs.
-The estimator `gae` is PPO, all others are GRPO's passes. Weights and states that verl parks on the host
-between its phases (`param_offload`, `optimizer_offload`) are gone while answers are generated alone.
+What no key says but the framework does (read from its trainer configurations, 0.4 to 0.9): fp32 weights under
+FSDP computed in bf16; checkpointing on, off under Megatron; sequences side by side without padding (padded
+before 0.7); prompts and answers of 512 tokens; `train_batch_size` of 1,024 prompts written to before they are
+learnt from in mini-batches of 256; vLLM beside the trainer on two GPUs each, with half of their memory,
+asleep while weights learn, and the policy's own likelihoods in a pass of their own; 30 epochs (SFT: 256
+sequences a step, 4 at a time, cut at 1,024, 4 epochs); one node of 8 GPUs.
+The estimator `gae` is PPO, all others are GRPO's passes; a reference there is where a KL term asks for it,
+which FSDP keeps on the host. Weights and states that verl parks there between its phases (`param_offload`,
+`optimizer_offload`) are gone while answers are generated alone.
 
 slime's arguments (`train.py --hf-checkpoint ...`) are Megatron-LM's for the actor, and its own for SGLang and
 what lies between. What no argument says but it does (slime/utils/arguments.py of commit 002fa9d, read
@@ -15,15 +16,16 @@ what lies between. What no argument says but it does (slime/utils/arguments.py o
 stated; sequences side by side without padding; no reference model unless a KL term asks for it.
 """
 
+import re
 from collections.abc import Mapping
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 from finegauge.errors import FieldError
 from finegauge.formats import megatron_lm, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, model_key, read_degrees
 from finegauge.formats.sheet import dotted
-from finegauge.run.field import number, whole
+from finegauge.run.field import names, number, whole
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _PATHS = (f"{_MODEL}.path", "model.partial_pretrain", "model.path")
@@ -39,14 +41,22 @@ _ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parall
 _LORA = ("lora_rank", "lora_alpha", "target_modules")  # FSDP's; Megatron's
 _LORA_MEGATRON = ("lora.rank", "lora.alpha", "lora.target_modules")
 _JOINED = (f"{_MODEL}.use_remove_padding", "use_remove_padding", "model.use_remove_padding")
-_CRITIC, _JUDGES, _JUDGE = "critic.model.path", "reward_model.enable", "reward_model.model.path"
+_ATTENTION = (f"{_MODEL}.override_config.attn_implementation", "model.override_config.attn_implementation")
+_CRITIC = (
+    *("critic.model.path", "critic.model.enable_gradient_checkpointing", "critic.model.lora_rank"),
+    "critic.ppo_micro_batch_size_per_gpu",
+)
+_JUDGES = ("reward_model.enable", "reward.reward_model.enable")  # the second since 0.7
+_JUDGE = ("reward_model.model.path", "reward.reward_model.model_path")
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _OF_ENGINE = {  # of rollout: field, and what verl takes unasked
     "gpu_memory_utilization": ("gpu_memory_utilization", 0.5),
     "tensor_model_parallel_size": ("rollout_tensor_parallel", 2),
     "max_num_batched_tokens": ("max_num_batched_tokens", 8192),
-    "max_num_seqs": ("max_num_seqs", 1024),
+    "max_num_seqs": ("max_num_seqs", 256),  # before 0.9: 1,024
 }
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
+_MOST_OFF = 0.03  # of a step's sequences, where micro-batches are of tokens
 _OWN_GPUS = ("rollout.nnodes", "rollout.n_gpus_per_node")
 _STREAM = tuple(
     f"async_training.{name}"
@@ -58,34 +68,45 @@ _PARKED = tuple(
     for what in ("param", "optimizer")
 )
 _DTYPES = (f"{_ACTOR}.fsdp_config.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
-_PARKED_REFERENCE = "actor_rollout_ref.ref.fsdp_config.param_offload"
+_PARKED_REFERENCE = "actor_rollout_ref.ref.megatron.param_offload"
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
 _RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
+_ON_HOST = (f"{_ACTOR}.fsdp_config.offload_policy", "model.fsdp_config.cpu_offload")  # of FSDP2, of SFT
+_ON_HOST_FSDP1 = "model.fsdp_config.offload_params"
 _GROUP = f"{_ACTOR}.fsdp_config.fsdp_size"
 _OF_CORE = (
     f"{_ACTOR}.megatron.expert_tensor_parallel_size",
     f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
+    f"{_ACTOR}.megatron.sequence_parallel",
+    f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size",
 )
 
 # What sft_trainer (verl 0.6 on) does unasked, which divides micro-batches by tokens.
 _OF_SFT_TRAINER = {
-    **{"model.enable_gradient_checkpointing": True, "model.use_remove_padding": True},
     **{"data.max_length": 1024, "data.max_token_len_per_gpu": 8192, "data.use_dynamic_bsz": True},
 }
 _OF_ITS_ENGINE = {
     "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
     "engine.model_dtype": "model.fsdp_config.model_dtype",
+    "engine.strategy": f"{_ACTOR}.strategy",
 }
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys dotted; those of sft_trainer as fsdp_sft_trainer before it had them."""
     found = dotted(keys)
+    engine = found.pop("model_engine", found.pop("engine", None))
+    if engine == "megatron":
+        found[f"{_ACTOR}.strategy"] = engine
     if "model.path" not in found:
         return found
-    found = {_OF_ITS_ENGINE.get(key, key): value for key, value in {**_OF_SFT_TRAINER, **found}.items()}
+    section = f"{_ACTOR}.{'megatron' if engine == 'megatron' else 'fsdp_config'}"
+    found = {
+        _OF_ITS_ENGINE.get(key, re.sub("^engine(?=[.])", section, key)): value
+        for key, value in {**_OF_SFT_TRAINER, **found}.items()
+    }
     tokens, length = (found.pop("data.max_token_len_per_gpu"), found["data.max_length"])
     if str(found.pop("data.use_dynamic_bsz")).lower() == "true":
         of_one = whole(1, 10**8)("max_token_len_per_gpu", tokens)
@@ -97,8 +118,11 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
 def _read_phase(reading: Reading) -> None:
     learns = reading.stated(_PATHS[0])
     estimator = reading.text("algorithm.adv_estimator", "gae")
-    phase = ("ppo" if estimator == "gae" else "grpo") if learns else "sft"
-    reading.set("phase", phase, "algorithm.adv_estimator", *_PATHS)
+    judged = reading.flag("critic.enable", default=estimator == "gae")
+    phase = ("ppo" if judged else "grpo") if learns else "sft"
+    reading.set("phase", phase, "critic.enable", "algorithm.adv_estimator", *_PATHS)
+    if estimator == "remax":
+        reading.warn("algorithm.adv_estimator=remax: the greedy answer to each prompt is not counted.")
     usual = 8
     if not learns and reading.launched_gpus is None:  # of a launcher: no more than there are sequences
         usual = min(8, reading.whole("data.train_batch_size", 256, 10**8))
@@ -123,30 +147,44 @@ def _read_method(reading: Reading) -> None:
     reading.set("autocast", "bf16")
     if adapts:
         reading.take("lora_rank", rank)
-        reading.take("lora_alpha", alpha, 16)
-        reading.take("lora_targets", targets, "all-linear")
+        reading.take("lora_alpha", alpha, 16 if rank.endswith(_LORA[0]) else 32)
+        named = names(targets, reading.get(targets, ["all-linear"]))
+        reading.set(
+            "lora_targets", [t for name in named for t in megatron_lm.TARGETS.get(name, (name,))], targets
+        )
         reading.set("adapter_dtype", "fp32")
     megatron = reading.text(f"{_ACTOR}.strategy") == "megatron" or reading.stated(*_MEGATRON)
-    _read_checkpointing(reading, stem, megatron=megatron)
+    _read_checkpointing(reading, megatron=megatron)
     reading.set("sharding", "zero1" if megatron else "fsdp", f"{_ACTOR}.strategy")
     if megatron:
         reading.set("weights_dtype", "bf16")
         reading.set("autocast", "none")
-        read_degrees(reading, _MEGATRON)
+        read_degrees(reading, {**_MEGATRON, _OF_CORE[3]: "virtual_pipeline_stages"})
         reading.take("expert_tensor_parallel", _OF_CORE[0])
+        sequence = "tensor_parallel" in reading.fields and reading.flag(_OF_CORE[2], default=True)
+        reading.set("sequence_parallel", sequence, _OF_CORE[2])
         if reading.flag(_OF_CORE[1]):
             reading.set("cpu_offload", "optimizer", _OF_CORE[1])
     ulysses = reading.first(_ULYSSES, 1)
     if str(ulysses) != "1":
         reading.set("context_parallel", ulysses, *_ULYSSES)
-    joined = any(map(reading.flag, _JOINED)) or reading.flag(_DYNAMIC)
-    reading.set("padding", "free" if joined else "max", *_JOINED, _DYNAMIC)
+    by_itself = megatron or not (reading.before(0, 7) or reading.stated(_PATHS[1]))
+    joined = megatron or reading.flag(reading.which(*_JOINED), default=by_itself) or reading.flag(_DYNAMIC)
+    apart = "longest" if reading.stated(_PATHS[2]) else "max"
+    reading.set("padding", "free" if joined else apart, *_JOINED, _DYNAMIC)
+    reading.take("attention", reading.which(*_ATTENTION), "flash")
     of_group, gpus = reading.whole(_GROUP, -1, 10**6, -1), reading.launched_gpus or 1
     if 0 < of_group < gpus and not megatron:  # copies of groups that shard
         reading.set("sharding", "hybrid", _GROUP)
         reading.set("data_parallel_shard", of_group, _GROUP)
     if reading.text(f"{_ACTOR}.strategy") == "fsdp2" and not reading.flag(_RESHARD, default=True):
         reading.set("sharding", "fsdp_shard_grad_op", _RESHARD)
+    older = reading.text(
+        f"{_ACTOR}.strategy", reading.text("model.strategy", "fsdp2" if reading.stated(_PATHS[1]) else "fsdp")
+    )
+    on_host = any(map(reading.flag, _ON_HOST)) and (older == "fsdp2" or reading.flag(_ON_HOST_FSDP1))
+    if on_host and not megatron:
+        reading.set("cpu_offload", "all", *_ON_HOST)
     trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
     liger = reading.flag(f"{stem}.use_liger")
     reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
@@ -155,9 +193,9 @@ def _read_method(reading: Reading) -> None:
     reading.set("loss", "fused" if liger or reading.flag(f"{stem}.use_fused_kernels") else whole_logits)
 
 
-def _read_checkpointing(reading: Reading, stem: str, *, megatron: bool) -> None:
+def _read_checkpointing(reading: Reading, *, megatron: bool) -> None:
     """Read which activations are kept: Megatron's by its own words, without which all are."""
-    on = reading.flag(reading.which(*_CHECKPOINTING), default=stem == _MODEL and not megatron)
+    on = not megatron and reading.flag(reading.which(*_CHECKPOINTING), default=True)
     offloaded = on and reading.flag(_OFFLOADED)
     kind = "offload" if offloaded else "full" if on else "none"
     granularity = reading.text(_RECOMPUTE[0], kind if megatron else "none")
@@ -182,6 +220,8 @@ def _read_lengths(reading: Reading) -> None:
         answers = reading.whole(f"{_ROLLOUT}.n", 1, 4096)
         if reading.fields["phase"] == "grpo":
             reading.set("num_generations", max(2, answers), f"{_ROLLOUT}.n")
+            if answers == 1:
+                reading.warn(f"{_ROLLOUT}.n=1: taken as two answers to each of half as many prompts.")
         key, rollout = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
         of_stream = prod(reading.whole(name, 1) for name in _STREAM[1:])  # answers come one by one
         prompts = reading.whole(rollout, 1024, 10**8, 0) or of_stream * reading.whole(key, 256, 10**8)
@@ -189,12 +229,7 @@ def _read_lengths(reading: Reading) -> None:
         sequences, micro = answers * learnt, 1
         reading.set("num_mini_batches", max(1, round(prompts / learnt)), key, rollout)
         reading.take("ppo_epochs", f"{_ACTOR}.ppo_epochs", 1)
-        if reading.fields["phase"] == "ppo":
-            rollout_keys.other_model(reading, "critic_model", _CRITIC)
-        if reading.flag(_JUDGES):
-            rollout_keys.other_model(reading, "reward_model", _JUDGE)
-            if "reward_model" not in reading.fields:
-                reading.not_modelled(_JUDGES)
+        _read_other_models(reading)
         _read_engine(reading)
         if reading.flag(_DYNAMIC):
             tokens = reading.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, 10**8)
@@ -216,13 +251,41 @@ def _divide(reading: Reading, sequences: float, *keys: str) -> None:
     """Divide the sequences of an optimizer step among ranks and micro-batches, of whole groups of answers."""
     ranks = reading.data_ranks(reading.launched_gpus) or 1
     micro = int(whole(1, 10**6)("micro_batch_size", reading.fields["micro_batch_size"]))
-    size = min(micro, ceil(sequences / ranks))
-    steps = max(1, ceil(sequences / ranks / size))
-    group = int(reading.fields.get("num_generations", 1))
-    if size * steps % group:  # a prompt's answers lie on several ranks
-        steps = max(1, round(size * steps / group)) * group if size % group else steps
+    share, group = sequences / ranks, int(reading.fields.get("num_generations", 1))
+    most = min(micro, ceil(share))
+    found: list[tuple[float, int, int]] = []  # how far off, size, steps
+    for size in range(most, most // 2, -1):
+        unit = group // gcd(group, size * ranks)  # all answers to a prompt lie in one step
+        steps = max(1, round(share / size / unit)) * unit
+        found.append((abs(size * steps / share - 1), size, steps))
+    close = (one for one in found if one[0] <= _MOST_OFF)
+    size, steps = next(close, min(found))[1:]
     reading.set("micro_batch_size", size)
     reading.set("gradient_accumulation_steps", steps, *keys)
+
+
+def _read_other_models(reading: Reading) -> None:
+    """Read who judges beside the policy: a critic that learns, a model of rewards, a reference."""
+    if reading.fields["phase"] == "ppo":
+        rollout_keys.other_model(reading, "critic_model", _CRITIC[0])
+        megatron = reading.fields["sharding"] == "zero1"
+        reading.set(
+            "critic_checkpointing", reading.flag(_CRITIC[1], default=True) and not megatron, _CRITIC[1]
+        )
+        adapts = reading.fields["method"] == "lora" and reading.whole(_CRITIC[2], 0, 65_536, 0) > 0
+        reading.set("critic_method", "lora" if adapts else "full", _CRITIC[2])
+        if str(reading.get(_CRITIC[3], reading.first(_MICRO))) != str(reading.first(_MICRO)):
+            reading.warn(f"{_CRITIC[3]} is not modelled: the critic is taken to learn as many at a time.")
+    if reading.flag(reading.which(*_JUDGES)):
+        rollout_keys.other_model(reading, "reward_model", reading.which(*_JUDGE))
+        if "reward_model" not in reading.fields:
+            reading.not_modelled(reading.which(*_JUDGES))
+    if not any(map(reading.flag, _REFERENCE)):
+        reading.set("reference_model", "none", *_REFERENCE)
+    parked = reading.fields["sharding"] != "zero1" or reading.flag(
+        _PARKED_REFERENCE, default=reading.flag(_PARKED[2])
+    )
+    reading.set("reference_offload", parked, _PARKED_REFERENCE)
 
 
 def _read_own_gpus(reading: Reading) -> None:
@@ -250,15 +313,14 @@ def _read_engine(reading: Reading) -> None:
         reading.set("rollout_tensor_parallel", min(2, gpus))
     frees = reading.flag(f"{_ROLLOUT}.free_cache_engine", default=True)
     reading.set("rollout_sleep", 2 if frees else 0, f"{_ROLLOUT}.free_cache_engine")
-    reading.set("old_log_probs", True)
+    if reading.before(0, 9):
+        reading.take("max_num_seqs", f"{_ROLLOUT}.max_num_seqs", 1024)
+    reading.set("old_log_probs", not reading.flag(_BYPASS), _BYPASS)
     if reading.stated(f"{_ROLLOUT}.quantization"):
         reading.set("rollout_dtype", reading.text(f"{_ROLLOUT}.quantization"), f"{_ROLLOUT}.quantization")
     gone = [stem for stem in _PARKED if reading.flag(stem)]
     weights = any("param" in stem for stem in gone)
     reading.set("rollout_offload", ("all" if weights else "optimizer") if gone else "none", *_PARKED)
-    if reading.fields["phase"] == "grpo" and not any(map(reading.flag, _REFERENCE)):
-        reading.set("reference_model", "none", *_REFERENCE)
-    reading.set("reference_offload", reading.flag(_PARKED_REFERENCE), _PARKED_REFERENCE)
     reading.not_modelled(f"{_ROLLOUT}.enforce_eager", f"{_ROLLOUT}.multi_turn.enable")
     if reading.stated(_OWN_GPUS[1]):
         _read_own_gpus(reading)
@@ -273,13 +335,16 @@ _OF_MODEL = [
     for stem in (_MODEL, "model")
     for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
 ]
-_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, *_OF_CORE, f"{_ACTOR}.strategy", _RESHARD, _GROUP)
+_OF_ACTOR = (
+    *(_OFFLOADED, *_ULYSSES, *_JOINED, *_ATTENTION, *_MEGATRON, *_OF_CORE, *_ON_HOST, _ON_HOST_FSDP1),
+    *(f"{_ACTOR}.strategy", "model.strategy", _RESHARD, _GROUP, "critic.enable"),
+)
 _OF_ROLLOUT = [
     f"{_ROLLOUT}.{name}" for name in ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
 ]
 _OF_UPDATES = (
     *(f"{_ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
-    *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM),
+    *(_DYNAMIC, *_CRITIC, *_JUDGES, *_JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM, _BYPASS),
     *(*_REFERENCE, _PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
 )
 FORMAT = Format(
@@ -297,12 +362,12 @@ FORMAT = Format(
             _read_lengths,
         ),
         trainer_keys.dataset_row("data.train_files"),
-        fixed(attention="flash", checkpointing_reentrant=False),
+        fixed(checkpointing_reentrant=False),
     ),
     model_key=_PATHS[0],
     lists_its_keys=False,
     adapt=_adapt,
-    not_modelled="model.fsdp_config.cpu_offload trainer.test_freq "
+    not_modelled="trainer.test_freq data.gen_batch_size "
     f"{_ACTOR}.entropy_from_logits_with_chunking {_ACTOR}.entropy_checkpointing",
 )
 
