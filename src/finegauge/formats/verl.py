@@ -280,6 +280,8 @@ def _read_other_models(reading: Reading) -> None:
         rollout_keys.other_model(reading, "reward_model", reading.which(*_JUDGE))
         if "reward_model" not in reading.fields:
             reading.not_modelled(reading.which(*_JUDGES))
+    elif reading.fields["phase"] == "ppo":  # a rule judges
+        reading.set("reward_model", "none", *_JUDGES)
     if not any(map(reading.flag, _REFERENCE)):
         reading.set("reference_model", "none", *_REFERENCE)
     parked = reading.fields["sharding"] != "zero1" or reading.flag(
