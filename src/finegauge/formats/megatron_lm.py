@@ -483,8 +483,13 @@ def _read_parallelism(reading: Reading) -> None:
     _read_capacity(reading)
     if reading.flag("optimizer_cpu_offload"):
         reading.set("cpu_offload", "optimizer", "optimizer_cpu_offload")
-    if reading.stated("train_samples") and reading.stated("global_batch_size"):
-        samples, batch = (reading.whole(k, most=10**13) for k in ("train_samples", "global_batch_size"))
+    if reading.stated("train_samples"):
+        micro = whole(1, 10**6)("micro_batch_size", reading.fields.get("micro_batch_size", 1))
+        unasked = micro * (reading.data_ranks(reading.launched_gpus) or 1)
+        samples, batch = (
+            reading.whole("train_samples", most=10**13),
+            reading.whole("global_batch_size", unasked),
+        )
         reading.set("max_steps", max(1, samples // batch), "train_samples")
     if reading.stated("global_batch_size"):
         reading.set_accumulation("global_batch_size", data_parallel=reading.data_ranks(reading.launched_gpus))
