@@ -184,7 +184,7 @@ def _read_method(reading: Reading) -> None:
     )
     on_host = any(map(reading.flag, _ON_HOST)) and (older == "fsdp2" or reading.flag(_ON_HOST_FSDP1))
     if on_host and not megatron:
-        reading.set("cpu_offload", "all", *_ON_HOST)
+        reading.set("cpu_offload", "params", *_ON_HOST)
     trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
     liger = reading.flag(f"{stem}.use_liger")
     reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
