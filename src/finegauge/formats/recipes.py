@@ -51,7 +51,7 @@ def recipe_in(
     named = " ".join(modules.values())
     if _OF_NEMO.search(named):
         recipe, computed, remark = _of_nemo(nodes, values, modules, wanted)
-        return {**recipe, READER: "megatron_lm:NEMO"} if recipe else {}, computed, remark
+        return {**recipe, READER: "megatron_recipes:NEMO"} if recipe else {}, computed, remark
     if "torchtitan" not in named:
         return {}, set(), ()
     recipe, remark = _of_torchtitan(nodes, values, modules, wanted)
@@ -130,7 +130,8 @@ def _of_nemo(
     nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str], wanted: str
 ) -> tuple[dict[str, Any], set[str], tuple[str, ...]]:
     """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes."""
-    from finegauge.formats.megatron_lm import FORMAT, RENAMED, recipe_of
+    from finegauge.formats.megatron_lm import FORMAT
+    from finegauge.formats.megatron_recipes import RENAMED, recipe_of
 
     functions = {one.name: one for one in nodes if isinstance(one, ast.FunctionDef)}
     makers = [name for name in functions if recipe_of(name, "")]
@@ -187,7 +188,7 @@ class _Lines(NamedTuple):
 
     def _of_call(self, call: ast.Call, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return what one call states, over what stood before it."""
-        from finegauge.formats.megatron_lm import BASES, recipe_of
+        from finegauge.formats.megatron_recipes import BASES, recipe_of, shipped_recipe
 
         (owner, name), words = callee(call.func), self.values.named(call)
         if self.open and name in self.functions and name not in self.open:
@@ -197,7 +198,7 @@ class _Lines(NamedTuple):
             for one in call.keywords
             if isinstance(one.value, ast.Attribute) and one.value.attr == one.arg
         }  # seq_length=recipe.model.config.seq_length
-        made = recipe_of(name, owner or self.modules.get(name, "").rpartition(".")[2])
+        made = recipe_of(name, owner or self.modules.get(name, "").rpartition(".")[2]) | shipped_recipe(name)
         found = {**BASES.get(name, {}), **({} if "from_recipe" in before else made)}
         prefix = "peft_" if "LoRA" in (name, *map(last_name, call.args)) else ""
         found |= {"peft_scheme": "lora"} if prefix else {"optimizer": "muon"} if "_muon_" in name else {}

@@ -13,7 +13,8 @@ which FSDP keeps on the host. Weights and states that verl parks there between i
 slime's arguments (`train.py --hf-checkpoint ...`) are Megatron-LM's for the actor, and its own for SGLang and
 what lies between. What no argument says but it does (slime/utils/arguments.py of commit 002fa9d, read
 2026-11-28): 8 GPUs; bf16, the distributed optimizer; an engine for each GPU, on others unless `colocate` is
-stated; sequences side by side without padding; no reference model unless a KL term asks for it.
+stated; sequences side by side without padding; no reference model unless a KL term asks for it, which then
+lies on the host; rules judge.
 """
 
 import re
@@ -219,9 +220,7 @@ def _read_lengths(reading: Reading) -> None:
         reading.set("max_new_tokens", answer, "data.max_response_length")
         answers = reading.whole(f"{_ROLLOUT}.n", 1, 4096)
         if reading.fields["phase"] == "grpo":
-            reading.set("num_generations", max(2, answers), f"{_ROLLOUT}.n")
-            if answers == 1:
-                reading.warn(f"{_ROLLOUT}.n=1: taken as two answers to each of half as many prompts.")
+            _read_group(reading, f"{_ROLLOUT}.n")
         key, rollout = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
         of_stream = prod(reading.whole(name, 1) for name in _STREAM[1:])  # answers come one by one
         prompts = reading.whole(rollout, 1024, 10**8, 0) or of_stream * reading.whole(key, 256, 10**8)
@@ -245,6 +244,14 @@ def _read_lengths(reading: Reading) -> None:
     _divide(reading, sequences, f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size")
     reading.take("epochs", "trainer.total_epochs", 4 if reading.fields["phase"] == "sft" else 30)
     reading.take("max_steps", "trainer.total_training_steps")
+
+
+def _read_group(reading: Reading, key: str) -> None:
+    """Read how many answers to a prompt are compared."""
+    answers = reading.whole(key, 1, 4096)
+    reading.set("num_generations", max(2, answers), key)
+    if answers == 1:
+        reading.warn(f"{key}=1: taken as two answers to each of half as many prompts.")
 
 
 def _divide(reading: Reading, sequences: float, *keys: str) -> None:
@@ -420,9 +427,12 @@ def _read_answers(reading: Reading, phase: str) -> None:
     reading.set("max_new_tokens", min(written, most - 1), answer)
     answers, degree = "n_samples_per_prompt", "rollout_num_gpus_per_engine"
     if phase == "grpo":
-        reading.set("num_generations", max(2, reading.whole(answers, 1, 4096)), answers)
+        _read_group(reading, answers)
     if not (reading.flag("use_kl_loss") or number(-1e9, 1e9)("kl_coef", reading.get("kl_coef", 0.0))):
         reading.set("reference_model", "none", "use_kl_loss", "kl_coef")
+    reading.set("reference_offload", True)
+    if phase == "ppo":
+        reading.set("reward_model", "none")
     shared, gpus = reading.flag("colocate"), reading.whole("rollout_num_gpus", reading.launched_gpus, 10**6)
     reading.set("inference_engine", "sglang")
     reading.take("gpu_memory_utilization", "sglang_mem_fraction_static")
