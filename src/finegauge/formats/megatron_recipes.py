@@ -12,6 +12,7 @@ Megatron-Bridge 0.6, where a recipe's name tells its GPUs too) states them, they
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -62,7 +63,8 @@ BASES: Mapping[str, Mapping[str, Any]] = {  # of Megatron-Bridge's flat recipes,
     },
 }
 _COMMAND = re.compile(
-    r"(\w+?)_(pretrain|finetune|sft|peft)_(?:\d+gpu_\w+?_)?(?:((?:mx|nv)?fp[48]\w*|bf16\w*)_)?(?:config|recipe)"
+    r"(\w+?)_(pretrain|finetune|sft|peft)_(?:\d+gpu_\w+?_)?(?:((?:mx|nv)?fp[48]\w*?|bf16\w*?)_)?"
+    r"(?:\d+k_|deterministic_)?(?:config|recipe)"
 )
 _OF_BRIDGE = (*DEGREES, "seq_length", "global_batch_size", "micro_batch_size", "train_iters")
 
@@ -106,7 +108,7 @@ def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe_of(function: str, module: str) -> dict[str, Any]:
     """Return the model and the command of a recipe's function; {} of any other function."""
-    named = _COMMAND.fullmatch(function)
+    named = _COMMAND.fullmatch(_shipped()["older"].get(function, function))
     if named:
         kind = "pretrain" if named[2] == "pretrain" else "finetune"
         made = {"recipe_model": named[1], "command": kind, "from_recipe": "bridge", **narrow(named[3] or "")}
@@ -117,13 +119,19 @@ def recipe_of(function: str, module: str) -> dict[str, Any]:
     return {}
 
 
-def shipped_recipe(function: str) -> dict[str, Any]:
-    """Return what a recipe of Megatron-Bridge's own states; {} of any other."""
+@cache
+def _shipped() -> dict[str, Any]:
     import json
 
     path = os.path.join(os.path.dirname(__file__), "data", "bridge_recipes.json")
     with open(path, encoding="utf-8") as file:
-        known = json.load(file)
+        known: dict[str, Any] = json.load(file)
+    return known
+
+
+def shipped_recipe(function: str) -> dict[str, Any]:
+    """Return what a recipe of Megatron-Bridge's own states; {} of any other."""
+    known = _shipped()
     row = known["functions"].get(known["older"].get(function, function))
     if row is None:
         return {}
