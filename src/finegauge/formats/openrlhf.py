@@ -98,10 +98,7 @@ def _read_phase(reading: Reading) -> None:
         reading.set("seq_len", both, "prompt_max_len", "generate_max_len")
     reading.set("max_new_tokens", answer, "generate_max_len")
     if phase == "grpo":
-        answers = reading.whole("n_samples_per_prompt", 1)
-        reading.set("num_generations", max(2, answers), "n_samples_per_prompt")
-        if answers == 1:
-            reading.warn("n_samples_per_prompt=1: taken as two answers to each of half as many prompts.")
+        rollout_keys.read_group(reading, "n_samples_per_prompt")
 
 
 def _read_engine(reading: Reading) -> None:
@@ -153,14 +150,9 @@ def _read_judges(reading: Reading) -> None:
         reading.set("reward_model", "none" if reading.fields["phase"] == "ppo" else None, *_RULES)
     if not reading.flag("colocate_all_models"):
         reference = judged and not reading.flag("colocate_actor_ref")
-        apart = {
-            "Reference": reference,
-            "critic": reading.fields["phase"] == "ppo",
-            "reward model": not by_rule,
-        }
-        if any(apart.values()):
-            roles = ", ".join(name for name, lies in apart.items() if lies)
-            reading.warn(f"GPUs of their own: {roles} are counted among the actor's.")
+        learns = reading.fields["phase"] == "ppo"
+        if roles := ["reference"] * reference + ["critic"] * learns + ["reward model"] * (not by_rule):
+            reading.warn(f"GPUs of their own: {', '.join(roles)}; they are counted among the actor's.")
     if reading.fields["phase"] == "ppo":  # which begins as the reward model, unless it is told otherwise
         rollout_keys.other_model(reading, "critic_model", critic)
 

@@ -119,6 +119,14 @@ def ppo_row(judge: str = "reward_model_path", unasked: int = 53, *answers: str) 
     return Row(" ".join((policy, judge, by_rule, *lengths, epochs, updates, at_once, episodes)), read)
 
 
+def read_group(reading: Reading, key: str) -> None:
+    """Read how many answers to a prompt are compared."""
+    answers = reading.whole(key, 1, 4096)
+    reading.set("num_generations", max(2, answers), key)
+    if answers == 1:
+        reading.warn(f"{key}=1: taken as two answers to each of half as many prompts.")
+
+
 def other_model(reading: Reading, field: str, key: str) -> None:
     """Read a model beside the policy; one that is not known here counts as large as where none is named."""
     name = reading.get(key)

@@ -38,7 +38,8 @@ _RECOMPUTE = tuple(
     f"{_ACTOR}.megatron.override_transformer_config.recompute_{name}"
     for name in ("granularity", "method", "num_layers")
 )
-_ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
+_SHARDS = f"{_ACTOR}.fsdp_config"
+_ULYSSES = tuple(f"{stem}ulysses_sequence_parallel_size" for stem in (f"{_ACTOR}.", "", f"{_SHARDS}."))
 _LORA = ("lora_rank", "lora_alpha", "target_modules")  # FSDP's; Megatron's
 _LORA_MEGATRON = ("lora.rank", "lora.alpha", "lora.target_modules")
 _JOINED = (f"{_MODEL}.use_remove_padding", "use_remove_padding", "model.use_remove_padding")
@@ -68,15 +69,16 @@ _PARKED = tuple(
     for engine in ("fsdp_config", "megatron")
     for what in ("param", "optimizer")
 )
-_DTYPES = (f"{_ACTOR}.fsdp_config.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
+_DTYPES = (f"{_SHARDS}.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
 _PARKED_REFERENCE = "actor_rollout_ref.ref.megatron.param_offload"
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
-_RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
-_ON_HOST = (f"{_ACTOR}.fsdp_config.offload_policy", "model.fsdp_config.cpu_offload")  # of FSDP2, of SFT
+_RESHARD = f"{_SHARDS}.reshard_after_forward"
+_ON_HOST = (f"{_SHARDS}.offload_policy", "model.fsdp_config.cpu_offload")  # of FSDP2, of SFT
+_STRATEGIES = (f"{_ACTOR}.strategy", "model.strategy", f"{_SHARDS}.strategy")
 _ON_HOST_FSDP1 = "model.fsdp_config.offload_params"
-_GROUP = f"{_ACTOR}.fsdp_config.fsdp_size"
+_GROUP = f"{_SHARDS}.fsdp_size"
 _OF_CORE = (
     f"{_ACTOR}.megatron.expert_tensor_parallel_size",
     f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
@@ -85,14 +87,7 @@ _OF_CORE = (
 )
 
 # What sft_trainer (verl 0.6 on) does unasked, which divides micro-batches by tokens.
-_OF_SFT_TRAINER = {
-    **{"data.max_length": 1024, "data.max_token_len_per_gpu": 8192, "data.use_dynamic_bsz": True},
-}
-_OF_ITS_ENGINE = {
-    "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
-    "engine.model_dtype": "model.fsdp_config.model_dtype",
-    "engine.strategy": f"{_ACTOR}.strategy",
-}
+_OF_SFT_TRAINER = {"data.max_length": 1024, "data.max_token_len_per_gpu": 8192, "data.use_dynamic_bsz": True}
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,15 +98,12 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
         found[f"{_ACTOR}.strategy"] = engine
     if "model.path" not in found:
         return found
-    section = f"{_ACTOR}.{'megatron' if engine == 'megatron' else 'fsdp_config'}"
-    found = {
-        _OF_ITS_ENGINE.get(key, re.sub("^engine(?=[.])", section, key)): value
-        for key, value in {**_OF_SFT_TRAINER, **found}.items()
-    }
+    section = f"{_ACTOR}.megatron" if engine == "megatron" else _SHARDS
+    found = {re.sub("^engine(?=[.])", section, k): v for k, v in {**_OF_SFT_TRAINER, **found}.items()}
     tokens, length = (found.pop("data.max_token_len_per_gpu"), found["data.max_length"])
     if str(found.pop("data.use_dynamic_bsz")).lower() == "true":
         of_one = whole(1, 10**8)("max_token_len_per_gpu", tokens)
-        cut = whole(1, 64)("ulysses_sequence_parallel_size", found.get(_ULYSSES[1], 1))
+        cut = whole(1, 64)("ulysses_sequence_parallel_size", found.get(_ULYSSES[2], 1))
         found[_MICRO[1]] = max(1, of_one * cut // whole(1, 10**8)("max_length", length))
     return found
 
@@ -178,12 +170,10 @@ def _read_method(reading: Reading) -> None:
     if 0 < of_group < gpus and not megatron:  # copies of groups that shard
         reading.set("sharding", "hybrid", _GROUP)
         reading.set("data_parallel_shard", of_group, _GROUP)
-    if reading.text(f"{_ACTOR}.strategy") == "fsdp2" and not reading.flag(_RESHARD, default=True):
+    kind = reading.text(reading.which(*_STRATEGIES), "fsdp2" if reading.stated(_PATHS[1]) else "fsdp")
+    if kind == "fsdp2" and not reading.flag(_RESHARD, default=True):
         reading.set("sharding", "fsdp_shard_grad_op", _RESHARD)
-    older = reading.text(
-        f"{_ACTOR}.strategy", reading.text("model.strategy", "fsdp2" if reading.stated(_PATHS[1]) else "fsdp")
-    )
-    on_host = any(map(reading.flag, _ON_HOST)) and (older == "fsdp2" or reading.flag(_ON_HOST_FSDP1))
+    on_host = any(map(reading.flag, _ON_HOST)) and (kind == "fsdp2" or reading.flag(_ON_HOST_FSDP1))
     if on_host and not megatron:
         reading.set("cpu_offload", "params", *_ON_HOST)
     trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
@@ -220,7 +210,7 @@ def _read_lengths(reading: Reading) -> None:
         reading.set("max_new_tokens", answer, "data.max_response_length")
         answers = reading.whole(f"{_ROLLOUT}.n", 1, 4096)
         if reading.fields["phase"] == "grpo":
-            _read_group(reading, f"{_ROLLOUT}.n")
+            rollout_keys.read_group(reading, f"{_ROLLOUT}.n")
         key, rollout = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
         of_stream = prod(reading.whole(name, 1) for name in _STREAM[1:])  # answers come one by one
         prompts = reading.whole(rollout, 1024, 10**8, 0) or of_stream * reading.whole(key, 256, 10**8)
@@ -246,14 +236,6 @@ def _read_lengths(reading: Reading) -> None:
     reading.take("max_steps", "trainer.total_training_steps")
 
 
-def _read_group(reading: Reading, key: str) -> None:
-    """Read how many answers to a prompt are compared."""
-    answers = reading.whole(key, 1, 4096)
-    reading.set("num_generations", max(2, answers), key)
-    if answers == 1:
-        reading.warn(f"{key}=1: taken as two answers to each of half as many prompts.")
-
-
 def _divide(reading: Reading, sequences: float, *keys: str) -> None:
     """Divide the sequences of an optimizer step among ranks and micro-batches, of whole groups of answers."""
     ranks = reading.data_ranks(reading.launched_gpus) or 1
@@ -261,7 +243,7 @@ def _divide(reading: Reading, sequences: float, *keys: str) -> None:
     share, group = sequences / ranks, int(reading.fields.get("num_generations", 1))
     most = min(micro, ceil(share))
     found: list[tuple[float, int, int]] = []  # how far off, size, steps
-    for size in range(most, most // 2, -1):
+    for size in range(most, max(most // 2, most - 64), -1):
         unit = group // gcd(group, size * ranks)  # all answers to a prompt lie in one step
         steps = max(1, round(share / size / unit)) * unit
         found.append((abs(size * steps / share - 1), size, steps))
@@ -339,20 +321,15 @@ def _read_engine(reading: Reading) -> None:
             reading.warn(f"{key} is not modelled: the engine is taken as without it.")
 
 
-_OF_MODEL = [
-    f"{stem}.{name}"
-    for stem in (_MODEL, "model")
-    for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
-]
-_OF_ACTOR = (
-    *(_OFFLOADED, *_ULYSSES, *_JOINED, *_ATTENTION, *_MEGATRON, *_OF_CORE, *_ON_HOST, _ON_HOST_FSDP1),
-    *(f"{_ACTOR}.strategy", "model.strategy", _RESHARD, _GROUP, "critic.enable"),
-)
-_OF_ROLLOUT = [
-    f"{_ROLLOUT}.{name}" for name in ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
-]
-_OF_UPDATES = (
-    *(f"{_ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
+_OF_MODEL = (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
+_OF_ROLLOUT = ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
+_OF_UPDATES = ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")
+_KEYS = (
+    *(f"{stem}.{name}" for stem in (_MODEL, "model") for name in _OF_MODEL),
+    *(f"{_ROLLOUT}.{name}" for name in _OF_ROLLOUT),
+    *(f"{_ACTOR}.{name}" for name in _OF_UPDATES),
+    *(*_CHECKPOINTING, *_RECOMPUTE, *_DTYPES, *_OPTIMIZER, _OFFLOADED, *_ULYSSES, *_JOINED, *_ATTENTION),
+    *(*_MEGATRON, *_OF_CORE, *_ON_HOST, _ON_HOST_FSDP1, *_STRATEGIES, _RESHARD, _GROUP, "critic.enable"),
     *(_DYNAMIC, *_CRITIC, *_JUDGES, *_JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM, _BYPASS),
     *(*_REFERENCE, _PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
 )
@@ -361,13 +338,10 @@ FORMAT = Format(
     (
         model_key(*_PATHS)._replace(write=None),
         Row("algorithm.adv_estimator trainer.n_gpus_per_node trainer.nnodes", _read_phase),
-        Row(
-            " ".join((*_OF_MODEL, *_CHECKPOINTING, *_RECOMPUTE, *_OF_ACTOR, *_DTYPES, *_OPTIMIZER)),
-            _read_method,
-        ),
+        Row(" ".join(_KEYS), _read_method),
         Row(
             "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size "
-            f"trainer.total_epochs trainer.total_training_steps {' '.join((*_OF_ROLLOUT, *_OF_UPDATES))}",
+            "trainer.total_epochs trainer.total_training_steps",
             _read_lengths,
         ),
         trainer_keys.dataset_row("data.train_files"),
@@ -427,7 +401,7 @@ def _read_answers(reading: Reading, phase: str) -> None:
     reading.set("max_new_tokens", min(written, most - 1), answer)
     answers, degree = "n_samples_per_prompt", "rollout_num_gpus_per_engine"
     if phase == "grpo":
-        _read_group(reading, answers)
+        rollout_keys.read_group(reading, answers)
     if not (reading.flag("use_kl_loss") or number(-1e9, 1e9)("kl_coef", reading.get("kl_coef", 0.0))):
         reading.set("reference_model", "none", "use_kl_loss", "kl_coef")
     reading.set("reference_offload", True)
