@@ -25,6 +25,7 @@ from typing import Any
 from finegauge.errors import FieldError
 from finegauge.formats import megatron_lm, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, model_key, read_degrees
+from finegauge.formats.launchers import CHOSEN
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import names, number, whole
 
@@ -93,7 +94,7 @@ _OF_SFT_TRAINER = {"data.max_length": 1024, "data.max_token_len_per_gpu": 8192, 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys dotted; those of sft_trainer as fsdp_sft_trainer before it had them."""
     found = dotted(keys)
-    engine = found.pop("model_engine", found.pop("engine", None))
+    engine = found.get(f"engine.{CHOSEN}", found.pop("model_engine", found.pop("engine", None)))
     if engine == "megatron":
         found[f"{_ACTOR}.strategy"] = engine
     if "model.path" not in found:
