@@ -5,32 +5,20 @@ A recipe's function (`llm.llama31_8b.finetune_recipe`, `llama3_8b_pretrain_confi
 pre-train; to fine-tune 128 of 2,048, or 8 rows of 4,096 where `packed_sequence` is set (`performance_mode`
 sets it), by LoRA of rank 8 unless `peft_scheme` is none: on all linear layers, on the fused projection alone
 in `performance_mode` and in Megatron-Bridge. Gradients are added up in fp32, in `performance_mode` in bf16.
-Degrees differ from model to model: where neither script, `_RECIPES` nor `bridge_recipes.json` (of
+Degrees differ from model to model: where neither script nor `bridge_recipes.json` (of NeMo 2; of
 Megatron-Bridge 0.6, where a recipe's name tells its GPUs too) states them, they count as 1, said.
 """
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from math import prod
 from typing import Any
 
+from finegauge.formats import shipped_data
 from finegauge.formats.megatron_lm import DEGREES, FORMAT, TARGETS
 from finegauge.formats.model_names import narrow
 from finegauge.formats.sheet import dotted
 
-# Degrees that the recipes of a model set: (of what, degree).
-_RECIPES = {
-    ("pretrain", "llama3_8b"): {"context_parallel_size": 2},
-    ("pretrain", "llama31_8b"): {"context_parallel_size": 2},
-    ("pretrain", "llama32_1b"): {},
-    ("pretrain", "llama32_3b"): {},
-    ("full", "llama3_8b"): {"tensor_model_parallel_size": 2},
-    ("full", "llama31_8b"): {"tensor_model_parallel_size": 2},
-    ("lora", "llama3_8b"): {},
-    ("lora", "llama31_8b"): {},
-}
 _UNASKED: Mapping[str, Mapping[str, Any]] = {
     "pretrain": {"seq_length": 8192, "global_batch_size": 512, "train_iters": 1_168_251},
     "finetune": {"seq_length": 2048, "global_batch_size": 128, "train_iters": 1000, "peft_scheme": "lora"},
@@ -44,24 +32,8 @@ RENAMED = {
     **{f"{of}_parallelism": f"{of}_model_parallel_size" for of in ("tensor", "pipeline", "expert")},
     **{"context_parallelism": "context_parallel_size", "sequence_parallelism": "sequence_parallel"},
 }
-_OF_TUNING: dict[str, Any] = {
-    **{"seq_length": 2048, "global_batch_size": 128, "micro_batch_size": 1, "train_iters": 1000},
-    **{"use_distributed_optimizer": True, "packed_sequence": True, "peft_scheme": "none"},
-}
-BASES: Mapping[str, Mapping[str, Any]] = {  # of Megatron-Bridge's flat recipes, which set the rest
-    "_pretrain_common": {
-        **{"seq_length": 4096, "global_batch_size": 32, "micro_batch_size": 2},
-        **{"train_iters": 300_000, "use_distributed_optimizer": True},
-    },
-    "_sft_common": _OF_TUNING,
-    "_peft_common": {
-        **_OF_TUNING,
-        "peft_scheme": "lora",
-        "peft_dim": 32,
-        "peft_alpha": 32,
-        "peft_target_modules": [*TARGETS],
-    },
-}
+_SHIPPED = shipped_data("bridge_recipes.json")
+BASES: Mapping[str, Mapping[str, Any]] = _SHIPPED["bases"]  # of flat recipes, which set the rest
 _COMMAND = re.compile(
     r"(\w+?)_(pretrain|finetune|sft|peft)_(?:\d+gpu_\w+?_)?(?:((?:mx|nv)?fp[48]\w*?|bf16\w*?)_)?"
     r"(?:\d+k_|deterministic_)?(?:config|recipe)"
@@ -97,7 +69,7 @@ def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
             del found["num_gpus_per_node"]  # it is torchrun's, and not 8 then
         scheme = str(flat.get("peft_scheme", found.get("peft_scheme", "none"))).lower()
         kind = "pretrain" if command == "pretrain" else "lora" if scheme in ("lora", "dora") else "full"
-        known = _RECIPES.get((kind, model))
+        known = _SHIPPED["nemo"].get(f"{kind} {model}")
         flat = {**found, **(_OF_LORA if kind == "lora" else {}), **(known or {}), **flat}
         if known is None and "tensor_model_parallel_size" not in flat:
             flat["recipe_degrees"] = "unknown"
@@ -108,7 +80,7 @@ def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe_of(function: str, module: str) -> dict[str, Any]:
     """Return the model and the command of a recipe's function; {} of any other function."""
-    named = _COMMAND.fullmatch(_shipped()["older"].get(function, function))
+    named = _COMMAND.fullmatch(_SHIPPED["older"].get(function, function))
     if named:
         kind = "pretrain" if named[2] == "pretrain" else "finetune"
         made = {"recipe_model": named[1], "command": kind, "from_recipe": "bridge", **narrow(named[3] or "")}
@@ -119,20 +91,9 @@ def recipe_of(function: str, module: str) -> dict[str, Any]:
     return {}
 
 
-@cache
-def _shipped() -> dict[str, Any]:
-    import json
-
-    path = os.path.join(os.path.dirname(__file__), "data", "bridge_recipes.json")
-    with open(path, encoding="utf-8") as file:
-        known: dict[str, Any] = json.load(file)
-    return known
-
-
 def shipped_recipe(function: str) -> dict[str, Any]:
     """Return what a recipe of Megatron-Bridge's own states; {} of any other."""
-    known = _shipped()
-    row = known["functions"].get(known["older"].get(function, function))
+    row = _SHIPPED["functions"].get(_SHIPPED["older"].get(function, function))
     if row is None:
         return {}
     packs = {} if "_pretrain_" in function else {"packed_sequence": True}

@@ -28,18 +28,12 @@ _GROUPED = {
     **{f"{one}.model_name_or_path": f"{one}_pretrain" for one in ("critic", "reward")},
     **{"train.batch_size": "train_batch_size", "train.micro_batch_size": "micro_train_batch_size"},
     **{"train.colocate_all": "colocate_all_models", "train.async_enable": "async_train"},
-    **{
-        "train.dynamic_batch_enable": "use_dynamic_batch",
-        "train.max_tokens_per_gpu": "train_max_tokens_per_gpu",
-    },
+    **{"train.dynamic_batch_enable": "use_dynamic_batch", "ref.offload": "ref_reward_offload"},
+    **{"train.max_tokens_per_gpu": "train_max_tokens_per_gpu", "data.prompt_dataset": "prompt_data"},
     **{"rollout.batch_size": "rollout_batch_size", "rollout.max_new_tokens": "generate_max_len"},
     **{"algo.kl.init_coef": "init_kl_coef", "algo.advantage.estimator": "advantage_estimator"},
     **{"ds.enable_sleep": "deepspeed_enable_sleep", "ds.offload_optimizer": "adam_offload"},
-    **{
-        "ref.offload": "ref_reward_offload",
-        "reward.remote_url": "remote_rm_url",
-        "data.prompt_dataset": "prompt_data",
-    },
+    "reward.remote_url": "remote_rm_url",
     **{f"ds.lora.{name}": f"lora_{name}" for name in ("rank", "alpha", "dropout")},
     **{f"{one}.gradient_checkpointing_enable": "gradient_checkpointing" for one in ("actor", "model")},
 }
@@ -143,7 +137,6 @@ def _read_judges(reading: Reading) -> None:
     """Read who judges beside the policy: a reference, a model of rewards or a rule, a critic."""
     judged = number(-1e9, 1e9)("init_kl_coef", reading.get("init_kl_coef", 0.01)) > 0
     reading.set("reference_model", "copy" if judged else "none", "init_kl_coef")
-    critic = "critic_pretrain" if reading.stated("critic_pretrain") else "reward_pretrain"
     rollout_keys.other_model(reading, "reward_model", "reward_pretrain")
     by_rule = reading.stated(*_RULES)
     if by_rule:
@@ -154,7 +147,7 @@ def _read_judges(reading: Reading) -> None:
         if roles := ["reference"] * reference + ["critic"] * learns + ["reward model"] * (not by_rule):
             reading.warn(f"GPUs of their own: {', '.join(roles)}; they are counted among the actor's.")
     if reading.fields["phase"] == "ppo":  # which begins as the reward model, unless it is told otherwise
-        rollout_keys.other_model(reading, "critic_model", critic)
+        rollout_keys.other_model(reading, "critic_model", reading.which("critic_pretrain", "reward_pretrain"))
 
 
 def _read_method(reading: Reading) -> None:

@@ -4,19 +4,16 @@ Among them scripts around transformers' Trainer that many people copied: qlora.p
 open-instruct's.
 """
 
-import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from finegauge.formats import model_keys
+from finegauge.formats import model_keys, shipped_data
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.sheet import BLOCK, YES, mapping_in
 from finegauge.records import NamedTuple
 
-with open(os.path.join(os.path.dirname(__file__), "data", "copied_scripts.json"), encoding="utf-8") as _file:
-    _COPIED = json.load(_file)
+_COPIED = shipped_data("copied_scripts.json")
 _OTHERWISE = {word: usual for usual, words in _COPIED["names"].items() for word in words.split()}
 _OF_OLD_TRL = {
     **dict.fromkeys(("model_name", "base_model_name"), "model_name_or_path"),  # of TRL 0.7's scripts

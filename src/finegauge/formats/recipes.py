@@ -4,13 +4,12 @@ They are calls whose arguments are the framework's own keys; read as text and ne
 """
 
 import ast
-import json
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from finegauge.documents import parse_yaml
+from finegauge.formats import shipped_data
 from finegauge.formats.launcher_files import merged
 from finegauge.formats.model_names import narrow
 from finegauge.formats.python_values import OPAQUE, Files, Values, callee, last_name
@@ -30,9 +29,7 @@ def shipped(module: str, name: str) -> dict[str, Any]:
     """Return the keys that a configuration of torchtitan's own states: of one not known, the model alone."""
     flavour = re.sub(r"_(?=\d)", ".", name.removeprefix(f"{module}_")).replace("_", "-")
     keys: dict[str, Any] = {"model.name": module, "model.flavor": flavour}
-    path = os.path.join(os.path.dirname(__file__), "data", "torchtitan_configurations.json")
-    with open(path, encoding="utf-8") as file:
-        known = json.load(file)["configurations"].get(name)
+    known = shipped_data("torchtitan_configurations.json")["configurations"].get(name)
     if known is None:
         return keys
     batch, length, steps, mode, of_parallelism, more = known

@@ -65,11 +65,8 @@ _STREAM = tuple(
     f"async_training.{name}"
     for name in ("staleness_threshold", "trigger_parameter_sync_step", "require_batches")
 )
-_PARKED = tuple(
-    f"{_ACTOR}.{engine}.{what}_offload"
-    for engine in ("fsdp_config", "megatron")
-    for what in ("param", "optimizer")
-)
+_CORE = f"{_ACTOR}.megatron"
+_PARKED = tuple(f"{one}.{what}_offload" for one in (_SHARDS, _CORE) for what in ("param", "optimizer"))
 _DTYPES = (f"{_SHARDS}.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
 _PARKED_REFERENCE = "actor_rollout_ref.ref.megatron.param_offload"
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
@@ -99,7 +96,7 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
         found[f"{_ACTOR}.strategy"] = engine
     if "model.path" not in found:
         return found
-    section = f"{_ACTOR}.megatron" if engine == "megatron" else _SHARDS
+    section = _CORE if engine == "megatron" else _SHARDS
     found = {re.sub("^engine(?=[.])", section, k): v for k, v in {**_OF_SFT_TRAINER, **found}.items()}
     tokens, length = (found.pop("data.max_token_len_per_gpu"), found["data.max_length"])
     if str(found.pop("data.use_dynamic_bsz")).lower() == "true":
@@ -143,9 +140,8 @@ def _read_method(reading: Reading) -> None:
         reading.take("lora_rank", rank)
         reading.take("lora_alpha", alpha, 16 if rank.endswith(_LORA[0]) else 32)
         named = names(targets, reading.get(targets, ["all-linear"]))
-        reading.set(
-            "lora_targets", [t for name in named for t in megatron_lm.TARGETS.get(name, (name,))], targets
-        )
+        theirs = megatron_lm.TARGETS
+        reading.set("lora_targets", [t for name in named for t in theirs.get(name, (name,))], targets)
         reading.set("adapter_dtype", "fp32")
     megatron = reading.text(f"{_ACTOR}.strategy") == "megatron" or reading.stated(*_MEGATRON)
     _read_checkpointing(reading, megatron=megatron)
@@ -159,9 +155,7 @@ def _read_method(reading: Reading) -> None:
         reading.set("sequence_parallel", sequence, _OF_CORE[2])
         if reading.flag(_OF_CORE[1]):
             reading.set("cpu_offload", "optimizer", _OF_CORE[1])
-    ulysses = reading.first(_ULYSSES, 1)
-    if str(ulysses) != "1":
-        reading.set("context_parallel", ulysses, *_ULYSSES)
+    read_degrees(reading, dict.fromkeys(_ULYSSES, "context_parallel"))
     by_itself = megatron or not (reading.before(0, 7) or reading.stated(_PATHS[1]))
     joined = megatron or reading.flag(reading.which(*_JOINED), default=by_itself) or reading.flag(_DYNAMIC)
     apart = "longest" if reading.stated(_PATHS[2]) else "max"
@@ -188,9 +182,8 @@ def _read_method(reading: Reading) -> None:
 def _read_checkpointing(reading: Reading, *, megatron: bool) -> None:
     """Read which activations are kept: Megatron's by its own words, without which all are."""
     on = not megatron and reading.flag(reading.which(*_CHECKPOINTING), default=True)
-    offloaded = on and reading.flag(_OFFLOADED)
-    kind = "offload" if offloaded else "full" if on else "none"
-    granularity = reading.text(_RECOMPUTE[0], kind if megatron else "none")
+    kind = "none" if not on else "offload" if reading.flag(_OFFLOADED) else "full"
+    granularity = reading.text(_RECOMPUTE[0])
     if megatron and granularity in ("full", "selective"):
         kind = granularity
         for key in _RECOMPUTE[1:] if kind == "full" else ():
@@ -256,12 +249,11 @@ def _divide(reading: Reading, sequences: float, *keys: str) -> None:
 
 def _read_other_models(reading: Reading) -> None:
     """Read who judges beside the policy: a critic that learns, a model of rewards, a reference."""
+    sharded = reading.fields["sharding"] != "zero1"  # not Megatron's
     if reading.fields["phase"] == "ppo":
         rollout_keys.other_model(reading, "critic_model", _CRITIC[0])
-        megatron = reading.fields["sharding"] == "zero1"
-        reading.set(
-            "critic_checkpointing", reading.flag(_CRITIC[1], default=True) and not megatron, _CRITIC[1]
-        )
+        checkpoints = sharded and reading.flag(_CRITIC[1], default=True)
+        reading.set("critic_checkpointing", checkpoints, _CRITIC[1])
         adapts = reading.fields["method"] == "lora" and reading.whole(_CRITIC[2], 0, 65_536, 0) > 0
         reading.set("critic_method", "lora" if adapts else "full", _CRITIC[2])
         if str(reading.get(_CRITIC[3], reading.first(_MICRO))) != str(reading.first(_MICRO)):
@@ -274,10 +266,8 @@ def _read_other_models(reading: Reading) -> None:
         reading.set("reward_model", "none", *_JUDGES)
     if not any(map(reading.flag, _REFERENCE)):
         reading.set("reference_model", "none", *_REFERENCE)
-    parked = reading.fields["sharding"] != "zero1" or reading.flag(
-        _PARKED_REFERENCE, default=reading.flag(_PARKED[2])
-    )
-    reading.set("reference_offload", parked, _PARKED_REFERENCE)
+    parked = reading.flag(_PARKED_REFERENCE, default=reading.flag(_PARKED[2]))
+    reading.set("reference_offload", sharded or parked, _PARKED_REFERENCE)
 
 
 def _read_own_gpus(reading: Reading) -> None:
