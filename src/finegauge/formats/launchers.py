@@ -34,7 +34,6 @@ _COMPARED: Mapping[str, Callable[[int, int], bool]] = {
 }
 ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer name first
 # where a script, or a notebook of a cloud, starts
-CHOSEN = "chosen"  # of a group of Hydra's settings, which one: engine=megatron beside engine.strategy=...
 WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
 UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
@@ -157,7 +156,7 @@ def options_of(words: Iterable[str], *, hydra: bool = False) -> tuple[dict[str, 
         elif not word.startswith("~"):
             loose.append(word)
     for group in {key.partition(".")[0] for key in found if "." in key} & {*found} if hydra else ():
-        found[f"{group}.{CHOSEN}"] = found.pop(group)
+        found[f"{group}.chosen"] = found.pop(group)  # engine=megatron, beside engine.strategy=...
     return {key: True if not v else v[0] if len(v) == 1 else v for key, v in found.items()}, loose
 
 

@@ -197,8 +197,7 @@ def _read_batching(reading: Reading) -> None:
     if reading.flag("packing_samples") and not joined:
         reading.warn("packing_samples of pairs is not modelled: they are taken as padded to the longest.")
     reading.set("packing", dynamic, "use_dynamic_batch")
-    usual = "eager" if reading.before(0, 8) else "flash"
-    asked = reading.text("attn_implementation", usual)
+    asked = reading.text("attn_implementation", "eager" if reading.before(0, 8) else "flash")
     flash = reading.flag("flash_attn") or "flash" in asked or packs or joined
     reading.set("attention", "flash" if flash else asked, "flash_attn", "attn_implementation")
     named = reading.first(("dataset", "prompt_data"))

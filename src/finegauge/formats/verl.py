@@ -25,7 +25,6 @@ from typing import Any
 from finegauge.errors import FieldError
 from finegauge.formats import megatron_lm, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, model_key, read_degrees
-from finegauge.formats.launchers import CHOSEN
 from finegauge.formats.sheet import dotted
 from finegauge.run.field import names, number, whole
 
@@ -73,9 +72,9 @@ _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
 _RESHARD = f"{_SHARDS}.reshard_after_forward"
-_ON_HOST = (f"{_SHARDS}.offload_policy", "model.fsdp_config.cpu_offload")  # of FSDP2, of SFT
+# Of FSDP2; of SFT, which under FSDP1 needs the other too.
+_ON_HOST = (f"{_SHARDS}.offload_policy", "model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params")
 _STRATEGIES = (f"{_ACTOR}.strategy", "model.strategy", f"{_SHARDS}.strategy")
-_ON_HOST_FSDP1 = "model.fsdp_config.offload_params"
 _GROUP = f"{_SHARDS}.fsdp_size"
 _OF_CORE = (
     f"{_ACTOR}.megatron.expert_tensor_parallel_size",
@@ -91,7 +90,7 @@ _OF_SFT_TRAINER = {"data.max_length": 1024, "data.max_token_len_per_gpu": 8192, 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys dotted; those of sft_trainer as fsdp_sft_trainer before it had them."""
     found = dotted(keys)
-    engine = found.get(f"engine.{CHOSEN}", found.pop("model_engine", found.pop("engine", None)))
+    engine = found.get("engine.chosen", found.pop("model_engine", found.pop("engine", None)))
     if engine == "megatron":
         found[f"{_ACTOR}.strategy"] = engine
     if "model.path" not in found:
@@ -109,8 +108,8 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
 def _read_phase(reading: Reading) -> None:
     learns = reading.stated(_PATHS[0])
     estimator = reading.text("algorithm.adv_estimator", "gae")
-    judged = reading.flag("critic.enable", default=estimator == "gae")
-    phase = ("ppo" if judged else "grpo") if learns else "sft"
+    valued = reading.flag("critic.enable", default=estimator == "gae")
+    phase = "sft" if not learns else "ppo" if valued else "grpo"
     reading.set("phase", phase, "critic.enable", "algorithm.adv_estimator", *_PATHS)
     if estimator == "remax":
         reading.warn("algorithm.adv_estimator=remax: the greedy answer to each prompt is not counted.")
@@ -156,10 +155,10 @@ def _read_method(reading: Reading) -> None:
         if reading.flag(_OF_CORE[1]):
             reading.set("cpu_offload", "optimizer", _OF_CORE[1])
     read_degrees(reading, dict.fromkeys(_ULYSSES, "context_parallel"))
-    by_itself = megatron or not (reading.before(0, 7) or reading.stated(_PATHS[1]))
-    joined = megatron or reading.flag(reading.which(*_JOINED), default=by_itself) or reading.flag(_DYNAMIC)
-    apart = "longest" if reading.stated(_PATHS[2]) else "max"
-    reading.set("padding", "free" if joined else apart, *_JOINED, _DYNAMIC)
+    unpadded = reading.which(*_JOINED), not (reading.before(0, 7) or reading.stated(_PATHS[1]))
+    joined = megatron or reading.flag(_DYNAMIC) or reading.flag(unpadded[0], default=unpadded[1])
+    padded = "longest" if reading.stated(_PATHS[2]) else "max"
+    reading.set("padding", "free" if joined else padded, *_JOINED, _DYNAMIC)
     reading.take("attention", reading.which(*_ATTENTION), "flash")
     of_group, gpus = reading.whole(_GROUP, -1, 10**6, -1), reading.launched_gpus or 1
     if 0 < of_group < gpus and not megatron:  # copies of groups that shard
@@ -168,9 +167,9 @@ def _read_method(reading: Reading) -> None:
     kind = reading.text(reading.which(*_STRATEGIES), "fsdp2" if reading.stated(_PATHS[1]) else "fsdp")
     if kind == "fsdp2" and not reading.flag(_RESHARD, default=True):
         reading.set("sharding", "fsdp_shard_grad_op", _RESHARD)
-    on_host = any(map(reading.flag, _ON_HOST)) and (kind == "fsdp2" or reading.flag(_ON_HOST_FSDP1))
+    on_host = any(map(reading.flag, _ON_HOST[:2])) and (kind == "fsdp2" or reading.flag(_ON_HOST[2]))
     if on_host and not megatron:
-        reading.set("cpu_offload", "params", *_ON_HOST)
+        reading.set("cpu_offload", "params", *_ON_HOST[:2])
     trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
     liger = reading.flag(f"{stem}.use_liger")
     reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
@@ -260,8 +259,6 @@ def _read_other_models(reading: Reading) -> None:
             reading.warn(f"{_CRITIC[3]} is not modelled: the critic is taken to learn as many at a time.")
     if reading.flag(reading.which(*_JUDGES)):
         rollout_keys.other_model(reading, "reward_model", reading.which(*_JUDGE))
-        if "reward_model" not in reading.fields:
-            reading.not_modelled(reading.which(*_JUDGES))
     elif reading.fields["phase"] == "ppo":  # a rule judges
         reading.set("reward_model", "none", *_JUDGES)
     if not any(map(reading.flag, _REFERENCE)):
@@ -290,9 +287,8 @@ def _read_engine(reading: Reading) -> None:
     for key, (field, default) in _OF_ENGINE.items():
         if name != "sglang" or field != "max_num_batched_tokens":  # SGLang is not told
             reading.take(field, f"{_ROLLOUT}.{key}", default)
-    gpus, degree = reading.launched_gpus or 1, f"{_ROLLOUT}.tensor_model_parallel_size"
-    if not reading.stated(degree):
-        reading.set("rollout_tensor_parallel", min(2, gpus))
+    if not reading.stated(f"{_ROLLOUT}.tensor_model_parallel_size"):
+        reading.set("rollout_tensor_parallel", min(2, reading.launched_gpus or 1))
     frees = reading.flag(f"{_ROLLOUT}.free_cache_engine", default=True)
     reading.set("rollout_sleep", 2 if frees else 0, f"{_ROLLOUT}.free_cache_engine")
     if reading.before(0, 9):
@@ -320,7 +316,7 @@ _KEYS = (
     *(f"{_ROLLOUT}.{name}" for name in _OF_ROLLOUT),
     *(f"{_ACTOR}.{name}" for name in _OF_UPDATES),
     *(*_CHECKPOINTING, *_RECOMPUTE, *_DTYPES, *_OPTIMIZER, _OFFLOADED, *_ULYSSES, *_JOINED, *_ATTENTION),
-    *(*_MEGATRON, *_OF_CORE, *_ON_HOST, _ON_HOST_FSDP1, *_STRATEGIES, _RESHARD, _GROUP, "critic.enable"),
+    *(*_MEGATRON, *_OF_CORE, *_ON_HOST, *_STRATEGIES, _RESHARD, _GROUP, "critic.enable"),
     *(_DYNAMIC, *_CRITIC, *_JUDGES, *_JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM, _BYPASS),
     *(*_REFERENCE, _PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
 )
