@@ -11,5 +11,4 @@ def shipped_data(name: str) -> dict[str, Any]:
     import json
 
     with open(os.path.join(os.path.dirname(__file__), "data", name), encoding="utf-8") as file:
-        held: dict[str, Any] = json.load(file)
-    return held
+        return dict(json.load(file))

@@ -139,9 +139,8 @@ def _read_model(reading: Reading) -> None:
         reading.take("expert_tensor_parallel", _EXPERT_TENSOR)
         if low == "bfloat16":
             reading.set("gradient_dtype", "fp32" if reading.flag(_IN_FP32) else "bf16", _IN_FP32)
-            reading.set(
-                "master_dtype", "remainder" if reading.flag(_PRECISE, default=True) else "fp32", _PRECISE
-            )
+            in_full = not reading.flag(_PRECISE, default=True)
+            reading.set("master_dtype", "fp32" if in_full else "remainder", _PRECISE)
         if reading.flag(_ON_HOST):
             reading.set("cpu_offload", "optimizer", _ON_HOST)
     if reading.flag(_SEQUENCES[not megatron]):

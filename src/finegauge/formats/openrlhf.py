@@ -62,7 +62,7 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
         found = {"micro_train_batch_size": 1, "max_len": 2048, **found}
         found["generate_max_len"] = found.get("generate_max_len") or found["max_len"]
     if "max_new_tokens" in found:  # of 0.9
-        found["generate_max_len"] = found.pop("max_new_tokens")
+        found = {"generate_max_len": found.pop("max_new_tokens"), "max_len": 2048, **found}
     return found
 
 
@@ -103,9 +103,8 @@ def _read_engine(reading: Reading) -> None:
         if reading.flag(offloaded):
             reading.set("reference_offload", True, offloaded)
         return
-    answers = reading.whole("n_samples_per_prompt", 1)
     batch = reading.whole("train_batch_size", 128, 10**9)
-    rollout = answers * reading.whole("rollout_batch_size", 1024, 10**9)
+    rollout = reading.whole("n_samples_per_prompt", 1) * reading.whole("rollout_batch_size", 1024, 10**9)
     reading.set("num_mini_batches", max(1, round(rollout / batch)), "rollout_batch_size", "train_batch_size")
     reading.take("ppo_epochs", "max_epochs", 1)
     reading.take("epochs", "num_episodes", 1)

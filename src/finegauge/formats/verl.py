@@ -172,9 +172,9 @@ def _read_method(reading: Reading) -> None:
         reading.set("cpu_offload", "params", *_ON_HOST[:2])
     trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
     liger = reading.flag(f"{stem}.use_liger")
-    reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
+    reading.set("kernels", ["megatron"] if megatron else ["liger"] * liger, f"{stem}.use_liger")
     # flash-attn's cross-entropy widens the logits inside its kernel (verl/utils/torch_functional.py)
-    whole_logits = "full_logits" if reading.fields["phase"] == "sft" else "compiled"
+    whole_logits = "full_logits" if stem == "model" else "compiled"
     reading.set("loss", "fused" if liger or reading.flag(f"{stem}.use_fused_kernels") else whole_logits)
 
 
@@ -259,6 +259,8 @@ def _read_other_models(reading: Reading) -> None:
             reading.warn(f"{_CRITIC[3]} is not modelled: the critic is taken to learn as many at a time.")
     if reading.flag(reading.which(*_JUDGES)):
         rollout_keys.other_model(reading, "reward_model", reading.which(*_JUDGE))
+        if "reward_model" not in reading.fields:
+            reading.not_modelled(*_JUDGES)
     elif reading.fields["phase"] == "ppo":  # a rule judges
         reading.set("reward_model", "none", *_JUDGES)
     if not any(map(reading.flag, _REFERENCE)):
