@@ -236,7 +236,7 @@ def _divide(reading: Reading, sequences: float, *keys: str) -> None:
     share, group = sequences / ranks, int(reading.fields.get("num_generations", 1))
     most = min(micro, ceil(share))
     found: list[tuple[float, int, int]] = []  # how far off, size, steps
-    for size in range(most, max(most // 2, most - 64), -1):
+    for size in range(most, max(0, most - 64), -1):
         unit = group // gcd(group, size * ranks)  # all answers to a prompt lie in one step
         steps = max(1, round(share / size / unit)) * unit
         found.append((abs(size * steps / share - 1), size, steps))
