@@ -63,15 +63,14 @@ def _read_other_models(reading: Reading) -> None:
 
 
 def _read_rollout(reading: Reading) -> None:
-    written, trained = (
-        _count(names[0], reading.first(names, 16)) for names in (_GENERATED, (*_TRAINED, _BATCH))
-    )
+    written, trained = (_count(names[0], reading.first(names, 16)) for names in (_GENERATED, _TRAINED))
     accumulated = _count("gradient_accumulation_steps", reading.get("gradient_accumulation_steps", 1))
-    answers = written * _count(_ROLLOUTS[0], reading.first(_ROLLOUTS, 1))
-    reading.set("micro_batch_size", min(trained, answers), *_TRAINED, _BATCH)
-    updates, rest = divmod(answers, trained * accumulated)
-    if updates and rest:
-        reading.warn(f"{answers} answers of a rollout are not whole updates of {trained} x {accumulated}.")
+    trained = min(trained, written)  # batches are divided one by one, and never joined
+    reading.set("micro_batch_size", trained, *_TRAINED, _BATCH)
+    pieces = _count(_ROLLOUTS[0], reading.first(_ROLLOUTS, 1)) * -(-written // trained)
+    updates, rest = divmod(pieces, accumulated)
+    if updates and (rest or written % trained):
+        reading.warn(f"Answers of a rollout are not whole updates of {trained} x {accumulated}.")
     reading.set("num_mini_batches", max(1, updates), *_ROLLOUTS)
     reading.set("generation_batch_size", written, *_GENERATED)
 

@@ -23,7 +23,7 @@ from finegauge.errors import (
     did_you_mean,
     shown,
 )
-from finegauge.formats import launcher_files, model_names
+from finegauge.formats import launcher_files, model_names, shipped_data
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.sheet import BLOCK, flattened, in_sections, known_model, repository, value_at, without
 from finegauge.records import NamedTuple
@@ -217,10 +217,7 @@ class Format(NamedTuple):
 @cache
 def known_keys(name: str) -> frozenset[str]:
     """Return the keys that a framework knows and no field is read from."""
-    import json
-
-    with open(os.path.join(os.path.dirname(__file__), "data", "known_keys.json"), encoding="utf-8") as file:
-        lists = json.load(file)
+    lists = shipped_data("known_keys.json")
     names = (name, *lists.get(name, {}).get("with", ()))
     words = (word for one in names for line in lists.get(one, {}).get("keys", ()) for word in line.split())
     return frozenset(words)

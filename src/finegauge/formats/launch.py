@@ -476,8 +476,8 @@ def _as_keys(
     """Return options and file of a program whose options have other names than its file's, under these."""
     if program.reader == "torchtune":
         keys = _of_torchtune(options, re.findall(r"(\w+)\.py$", named) or loose, keys)
-    elif program.reader == "megatron_lm:NEMO":
-        from finegauge.formats.megatron_lm import recipe_of_command
+    elif program.reader == "megatron_recipes:NEMO":
+        from finegauge.formats.megatron_recipes import recipe_of_command
 
         keys = {**keys, **recipe_of_command(named, options, loose)}
     elif program.renamed is not None:

@@ -32,11 +32,11 @@ ALLOC_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the newer
 # where a script, or a notebook of a cloud, starts
 WORKING = re.compile(r"^(\./|/content/|/kaggle/working/)")
 # Options of launchers that programs take too, for the launcher that they start.
-_HANDED_ON = """
-num_processes num_machines nproc_per_node nnodes accelerate_config launcher node_rank master_addr master_port
-local_rank machine_rank main_process_ip standalone rdzv_endpoint rdzv_backend
-"""
-OF_LAUNCHERS = frozenset(_HANDED_ON.split())
+OF_LAUNCHERS = (
+    *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
+    *("node_rank", "master_addr", "master_port", "local_rank", "machine_rank", "main_process_ip"),
+    *("standalone", "rdzv_endpoint", "rdzv_backend"),
+)
 # Keys of files, logs and learning: neither memory nor time hangs on what they hold.
 OF_FILES = re.compile(
     r"(^|[._])(out\w*|save\w*|log\w*|run_?name|\w+_dir|wandb\w*|experiment\w*|project\w*|data_path|lr\w*"
@@ -133,6 +133,8 @@ def options_of(words: Iterable[str], *, hydra: bool = False) -> tuple[dict[str, 
                 found[key].append(word)
         elif not word.startswith("~"):
             loose.append(word)
+    for group in {key.partition(".")[0] for key in found if "." in key} & {*found} if hydra else ():
+        found[f"{group}.chosen"] = found.pop(group)  # engine=megatron, beside engine.strategy=...
     return {key: True if not v else v[0] if len(v) == 1 else v for key, v in found.items()}, loose
 
 

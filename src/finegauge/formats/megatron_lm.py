@@ -1,22 +1,15 @@
-"""Megatron-LM's arguments, recipes of NeMo 2 and Megatron-Bridge, hidden defaults included.
+"""Megatron-LM's arguments, hidden defaults included.
 
 What no argument says but the framework does (from megatron/training/arguments.py, core 0.12): fp32 unless
 `bf16` or `fp16` is given, then low weights with fp32 master copies; DDP unless the distributed optimizer or
 FSDP shards; fused Adam; TransformerEngine's flash attention; one micro-batch a step and rank unless
 `global_batch_size` says more. The model is stated by its sizes: it is the catalogue's where one has them all,
 else its configuration is written into the cache.
-
-A recipe's function (`llm.llama31_8b.finetune_recipe`, `llama3_8b_pretrain_config`) has defaults of its own
-(read from NeMo 2.0 to 2.4 and Megatron-Bridge 0.2): 512 sequences of 8,192 a step on one node of 8 GPUs to
-pre-train; to fine-tune 128 of 2,048, or 8 rows of 4,096 where `packed_sequence` is set (`performance_mode`
-sets it), by LoRA of rank 8 unless `peft_scheme` is none: on all linear layers, on the fused projection alone
-in `performance_mode` and in Megatron-Bridge. Gradients are added up in fp32, in `performance_mode` in bf16.
-Degrees differ from model to model: where neither script nor `_RECIPES` states them, they count as 1, said.
 """
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -25,8 +18,6 @@ from finegauge.documents import cache_path, write_document
 from finegauge.errors import FieldError, FineGaugeError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
-from finegauge.formats.model_names import narrow
-from finegauge.formats.sheet import dotted
 from finegauge.run.field import names, number, whole
 from finegauge.run.rules import COMPARING, MODEL_DEGREES
 
@@ -66,7 +57,7 @@ _PATCHES = {
     "LLama2Tokenizer": 32_000,
     "LLama3Tokenizer": 128_000,
 }  # of Pai-Megatron
-_TARGETS = {
+TARGETS = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_proj": ("o_proj",),
     "linear_fc1": ("gate_proj", "up_proj"),
@@ -74,116 +65,7 @@ _TARGETS = {
 }
 
 
-# Degrees that the recipes of a model set: (of what, degree).
-_RECIPES = {
-    ("pretrain", "llama3_8b"): {"context_parallel_size": 2},
-    ("pretrain", "llama31_8b"): {"context_parallel_size": 2},
-    ("pretrain", "llama32_1b"): {},
-    ("pretrain", "llama32_3b"): {},
-    ("full", "llama3_8b"): {"tensor_model_parallel_size": 2},
-    ("full", "llama31_8b"): {"tensor_model_parallel_size": 2},
-    ("lora", "llama3_8b"): {},
-    ("lora", "llama31_8b"): {},
-}
-_UNASKED: Mapping[str, Mapping[str, Any]] = {
-    "pretrain": {"seq_length": 8192, "global_batch_size": 512, "train_iters": 1_168_251},
-    "finetune": {"seq_length": 2048, "global_batch_size": 128, "train_iters": 1000, "peft_scheme": "lora"},
-}
-_OF_LORA = {"peft_dim": 8, "peft_alpha": 16, "use_distributed_optimizer": False}
-RENAMED = {
-    "max_steps": "train_iters",
-    "sequence_length": "seq_length",
-    "peft": "peft_scheme",
-    "hf_path": "model",
-    **{f"{of}_parallelism": f"{of}_model_parallel_size" for of in ("tensor", "pipeline", "expert")},
-    **{"context_parallelism": "context_parallel_size", "sequence_parallelism": "sequence_parallel"},
-}
-_OF_TUNING: dict[str, Any] = {
-    **{"seq_length": 2048, "global_batch_size": 128, "micro_batch_size": 1, "train_iters": 1000},
-    **{"use_distributed_optimizer": True, "packed_sequence": True, "peft_scheme": "none"},
-}
-BASES: Mapping[str, Mapping[str, Any]] = {  # of Megatron-Bridge's flat recipes, which set the rest
-    "_pretrain_common": {
-        **{"seq_length": 4096, "global_batch_size": 32, "micro_batch_size": 2},
-        **{"train_iters": 300_000, "use_distributed_optimizer": True},
-    },
-    "_sft_common": _OF_TUNING,
-    "_peft_common": {
-        **_OF_TUNING,
-        "peft_scheme": "lora",
-        "peft_dim": 32,
-        "peft_alpha": 32,
-        "peft_target_modules": [*_TARGETS],
-    },
-}
 _OF_MINDSPEED = ("lora_r", "lora_alpha", "lora_dropout")  # MindSpeed-LLM's, of Ascend
-_COMMAND = re.compile(
-    r"(\w+?)_(pretrain|finetune|sft|peft)_(?:((?:mx|nv)?fp[48]\w*|bf16\w*)_)?(?:config|recipe)"
-)
-
-
-def of_recipe(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a recipe's function does unasked and what is stated over it, under Megatron-LM's names."""
-    flat: dict[str, Any] = {}
-    for path, value in dotted(keys).items():
-        section, _, name = path.rpartition(".")
-        prefixed = f"peft_{name}" if section.rpartition(".")[2] == "peft" else name
-        flat[RENAMED.get(prefixed, prefixed)] = value
-    command, model = str(flat.get("command", "pretrain")), str(flat.get("recipe_model", ""))
-    fast = str(flat.pop("performance_mode", "")).lower() == "true"
-    in_fp32 = str(flat.pop("grad_reduce_in_fp32", not fast)).lower() == "true"
-    flat.setdefault("grad_reduce_in_bf16", not in_fp32)
-    if command == "finetune":
-        flat.setdefault("packed_sequence", fast)
-    if model and (maker := flat.pop("from_recipe", False)):
-        found = {"num_gpus_per_node": 8, "bf16": True, **_UNASKED.get(command, _UNASKED["finetune"])}
-        if str(flat.get("packed_sequence", "")).lower() == "true":
-            found |= {"seq_length": 4096, "global_batch_size": 8}
-        if longer := re.fullmatch(r"(.+)_(16|32|64|128)k", model):
-            model = flat["recipe_model"] = longer[1]
-            found["seq_length"] = 1024 * int(longer[2])
-        if fast or maker == "bridge":
-            found["peft_target_modules"] = ["linear_qkv"]
-        stated, degrees = str(flat.get("global_batch_size", 8)), [flat.get(name) for name in DEGREES]
-        shared = prod(int(str(one)) for one in degrees if str(one).isdecimal())
-        if maker == "bridge" and ((stated.isdecimal() and int(stated) % 8) or shared > 8):
-            del found["num_gpus_per_node"]  # it is torchrun's, and not 8 then
-        scheme = str(flat.get("peft_scheme", found.get("peft_scheme", "none"))).lower()
-        kind = "pretrain" if command == "pretrain" else "lora" if scheme in ("lora", "dora") else "full"
-        known = _RECIPES.get((kind, model))
-        flat = {**found, **(_OF_LORA if kind == "lora" else {}), **(known or {}), **flat}
-        if known is None and "tensor_model_parallel_size" not in flat:
-            flat["recipe_degrees"] = "unknown"
-        if "devices" in flat:
-            flat["num_gpus_per_node"] = flat.pop("devices")
-    return {"bf16": True, **flat}
-
-
-def recipe_of(function: str, module: str) -> dict[str, Any]:
-    """Return the model and the command of a recipe's function; {} of any other function."""
-    named = _COMMAND.fullmatch(function)
-    if named:
-        kind = "pretrain" if named[2] == "pretrain" else "finetune"
-        made = {"recipe_model": named[1], "command": kind, "from_recipe": "bridge", **narrow(named[3] or "")}
-        return made | ({"peft_scheme": "none"} if named[2] == "sft" else {})
-    functions = ("pretrain_recipe", "finetune_recipe", "pretrain_config", "finetune_config")
-    if function in functions and module != "llm":  # the package, of none alone
-        return {"recipe_model": module, "command": function.partition("_")[0], "from_recipe": True}
-    return {}
-
-
-def recipe_of_command(named: str, options: dict[str, Any], loose: Sequence[str]) -> dict[str, Any]:
-    """Return the recipe of a command: of NeMo 2's, or of a script of Megatron-Bridge's by option or name."""
-    if named == "nemo":
-        model, _, given = str(options.pop("factory", "")).partition("(")
-        from finegauge.formats.launchers import options_of
-
-        more = options_of([word.strip() for word in given.rstrip(")").split(",")], hydra=True)[0]
-        return (
-            {"command": loose[0], "recipe_model": model, "from_recipe": bool(model), **more} if loose else {}
-        )
-    script = re.search(r"(pretrain|finetune)_(\w+)\.py$", named[-200:])
-    return recipe_of(str(options.pop("recipe", f"{script[2]}_{script[1]}_config" if script else "")), "")
 
 
 def _read_model(reading: Reading) -> None:
@@ -353,8 +235,8 @@ def _read_method(reading: Reading) -> None:
         keys = _OF_MINDSPEED if of_mindspeed else ("peft_dim", "peft_alpha", "peft_dropout")
         trainer_keys.read_ranks(reading, keys, (32, 32, 0.0))
         named = reading.which("peft_target_modules", "lora_target_modules")
-        stated = names(named, reading.get(named) or tuple(_TARGETS))
-        reading.set("lora_targets", [t for n in stated for t in _TARGETS.get(n, (n,))], named)
+        stated = names(named, reading.get(named) or tuple(TARGETS))
+        reading.set("lora_targets", [t for n in stated for t in TARGETS.get(n, (n,))], named)
         reading.set("adapter_dtype", low, "bf16")
     recompute = reading.text(
         "recompute_granularity", "selective" if reading.flag("recompute_activations") else "none"
@@ -483,8 +365,13 @@ def _read_parallelism(reading: Reading) -> None:
     _read_capacity(reading)
     if reading.flag("optimizer_cpu_offload"):
         reading.set("cpu_offload", "optimizer", "optimizer_cpu_offload")
-    if reading.stated("train_samples") and reading.stated("global_batch_size"):
-        samples, batch = (reading.whole(k, most=10**13) for k in ("train_samples", "global_batch_size"))
+    if reading.stated("train_samples"):
+        micro = whole(1, 10**6)("micro_batch_size", reading.fields.get("micro_batch_size", 1))
+        unasked = micro * (reading.data_ranks(reading.launched_gpus) or 1)
+        samples, batch = (
+            reading.whole("train_samples", most=10**13),
+            reading.whole("global_batch_size", unasked),
+        )
         reading.set("max_steps", max(1, samples // batch), "train_samples")
     if reading.stated("global_batch_size"):
         reading.set_accumulation("global_batch_size", data_parallel=reading.data_ranks(reading.launched_gpus))
@@ -593,4 +480,3 @@ _ROWS = (
 FORMAT = Format(
     "Megatron-LM", _ROWS, model_key="model", not_modelled="optimizer_offload_fraction", lists_its_keys=False
 )
-NEMO = FORMAT._replace(name="NeMo", adapt=of_recipe, not_modelled=f"{FORMAT.not_modelled} val_check_interval")

@@ -23,6 +23,7 @@ _METHODS = {
     **{weights: ("gptq_lora", weights) for weights in ("gptq4", "gptq8")},
     **{"nf4_dq": ("qlora", "nf4_dq"), "bitsandbytes' int8": ("qlora", "int8")},
 }
+_ROLE = r"(?i)[-_]([po]?rm|reward|critic)\b.*"  # Llama-3-8b-rm-700k
 FROM_NAME = "base that the name states"
 SERVED = ("fp8", "nvfp4", "int8", "gptq4", "gptq8")  # by the engines that are read
 
@@ -50,18 +51,19 @@ def _base(plain: str) -> str:
     for guess in (plain, last, f"{last}-hf", last.partition("_")[2]):  # mistralai_Mistral-7B-v0.3
         if (known := known_model(guess)) is not None:
             return known.name
-    return named_like(last) or _told(last)
+    return named_like(last) or told(last)
 
 
-def _told(named: str) -> str:
+def told(named: str) -> str:
+    """Return the model of which a name says that it was tuned from it; "" where it says none."""
     from finegauge.catalogue import naming  # its patterns take longer to compile than a question to answer
 
-    return naming.base_of(named) or ""
+    return naming.base_of(named) or naming.base_of(re.sub(_ROLE, "", named[:200])) or ""
 
 
 def base_of(error: UnknownNameError) -> str:
     """Return the model whose shapes an unknown one has by its name; "" where its name does not tell."""
-    return _told(error.name) if error.kind == "model" else ""
+    return told(error.name) if error.kind == "model" else ""
 
 
 def read_as(run: Run, named: str) -> Run:

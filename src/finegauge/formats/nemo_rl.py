@@ -1,12 +1,13 @@
 """NeMo-RL's YAML and overrides (`examples/run_grpo_math.py`, `run_sft.py`, ...), hidden defaults included.
 
 What no key says but the framework does (read from its example configurations, 0.4): the model in fp32,
-computed in `precision` by FSDP2 (`dtensor_cfg`), or Megatron's bf16 with sharded states (`megatron_cfg`); one
-GPU unless `cluster` says more. Answers are written by vLLM on the same GPUs with 0.6 of their memory, asleep
-at level 1 while weights learn, whose states and weights wait on the host meanwhile; the policy's own
-likelihoods are taken in a pass of their own, and sequences are packed. A file lies over those that it names
-as `defaults`; where one is not here it has the batches of grpo_math_1B.yaml: 32 prompts of 16 answers, 512 to
-a step.
+computed in `precision` by FSDP2 (`dtensor_cfg`), or Megatron's bf16 with sharded states (`megatron_cfg`);
+one GPU unless `cluster` says more. Answers are written by vLLM on the same GPUs with 0.6 of their memory,
+asleep at level 1 while weights learn, whose states and weights wait on the host meanwhile; the policy's own
+likelihoods are taken in a pass of their own, and sequences are packed. The reference lies on the host, and
+comes for its pass. Megatron adds gradients up in bf16 and keeps what is left of fp32 weights beside bf16
+ones. A file lies over those that it names as `defaults`; where one is not here it has the batches of
+grpo_math_1B.yaml: 32 prompts of 16 answers, 512 to a step.
 """
 
 from finegauge.errors import FieldError
@@ -30,6 +31,9 @@ _MEGATRON = {
 }
 _EXPERT_TENSOR = "policy.megatron_cfg.expert_tensor_parallel_size"
 _ON_HOST = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
+_IN_FP32 = "policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32"
+_PRECISE = "policy.megatron_cfg.optimizer.use_precision_aware_optimizer"
+_SKIPS = "grpo.skip_reference_policy_logprobs_calculation"
 PROMPT = 512  # tokens, where nothing says
 _GENERATION = "policy.generation"
 _COLOCATED = f"{_GENERATION}.colocated"
@@ -110,8 +114,8 @@ def _read_engine(reading: Reading) -> None:
     ahead = "grpo.async_grpo.max_trajectory_age_steps"
     if reading.flag("grpo.async_grpo.enabled"):
         reading.set("off_policy_steps", reading.get(ahead, 1), "grpo.async_grpo.enabled", ahead)
-    if number(-1e9, 1e9)(_PENALTY, reading.get(_PENALTY, 0.01)) == 0:
-        reading.set("reference_model", "none", _PENALTY)
+    if number(-1e9, 1e9)(_PENALTY, reading.get(_PENALTY, 0.01)) == 0 or reading.flag(_SKIPS):
+        reading.set("reference_model", "none", _PENALTY, _SKIPS)
 
 
 def _read_model(reading: Reading) -> None:
@@ -133,6 +137,10 @@ def _read_model(reading: Reading) -> None:
     read_degrees(reading, _MEGATRON if megatron else _DEGREES)
     if megatron:
         reading.take("expert_tensor_parallel", _EXPERT_TENSOR)
+        if low == "bfloat16":
+            reading.set("gradient_dtype", "fp32" if reading.flag(_IN_FP32) else "bf16", _IN_FP32)
+            in_full = not reading.flag(_PRECISE, default=True)
+            reading.set("master_dtype", "fp32" if in_full else "remainder", _PRECISE)
         if reading.flag(_ON_HOST):
             reading.set("cpu_offload", "optimizer", _ON_HOST)
     if reading.flag(_SEQUENCES[not megatron]):
@@ -144,6 +152,7 @@ def _read_model(reading: Reading) -> None:
     reading.set("activation_checkpointing", "full" if reading.flag(key) else "none", key)
     if reading.flag("policy.dtensor_cfg.cpu_offload") and not megatron:
         reading.set("cpu_offload", "params", "policy.dtensor_cfg.cpu_offload")
+    reading.set("reference_offload", reading.fields["phase"] in ("grpo", "dpo"))
     learns, packs = reading.fields["phase"] == "grpo", "policy.sequence_packing.enabled"
     dynamic = learns and reading.flag("policy.dynamic_batching.enabled")
     joined = dynamic or (reading.flag(packs, default=learns) and reading.fields["phase"] in ("sft", "grpo"))
@@ -209,8 +218,7 @@ _OF_POLICY = (
     *(f"policy.{name}.activation_checkpointing" for name in ("dtensor_cfg", "megatron_cfg")),
     *("policy.precision", "policy.dtensor_cfg.cpu_offload", f"{_FP8}.enabled", f"{_FP8}.fp8_recipe"),
     *("policy.sequence_packing.enabled", "policy.dynamic_batching.enabled"),
-    _EXPERT_TENSOR,
-    _ON_HOST,
+    *(_EXPERT_TENSOR, _ON_HOST, _IN_FP32, _PRECISE, _SKIPS),
 )
 _OF_GENERATION = (
     *(f"{_COLOCATED}.{name}" for name in ("enabled", "resources.num_nodes", "resources.gpus_per_node")),

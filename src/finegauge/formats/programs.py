@@ -4,19 +4,16 @@ Among them scripts around transformers' Trainer that many people copied: qlora.p
 open-instruct's.
 """
 
-import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from finegauge.formats import model_keys
+from finegauge.formats import model_keys, shipped_data
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.sheet import BLOCK, YES, mapping_in
 from finegauge.records import NamedTuple
 
-with open(os.path.join(os.path.dirname(__file__), "data", "copied_scripts.json"), encoding="utf-8") as _file:
-    _COPIED = json.load(_file)
+_COPIED = shipped_data("copied_scripts.json")
 _OTHERWISE = {word: usual for usual, words in _COPIED["names"].items() for word in words.split()}
 _OF_OLD_TRL = {
     **dict.fromkeys(("model_name", "base_model_name"), "model_name_or_path"),  # of TRL 0.7's scripts
@@ -232,7 +229,7 @@ TOOLS: Mapping[str, Mapping[str, Program]] = {
            for kind in ("", "_lora", "_full", "_adapter", "_adapter_v2")},
         "pretrain": Program("litgpt", {"command": "pretrain"}),
     },
-    "nemo": {"llm": Program("megatron_lm:NEMO", hydra=True)},
+    "nemo": {"llm": Program("megatron_recipes:NEMO", hydra=True)},
     "automodel": {"": Program("nemo_automodel", hydra=True)},
     "unsloth": {"train": Program("unsloth", renamed=_of_unsloth)},
     "vllm": {"serve": _VLLM},
@@ -262,7 +259,7 @@ SCRIPTS: tuple[tuple[str, Program], ...] = (
     (r"openrlhf\.cli\.train_(?P<kind>\w+)", Program("openrlhf")),
     (r"(.*/)?openrlhf/cli/train_(?P<kind>\w+)\.py", Program("openrlhf")),
     (r"(.*/)?recipes/\w+/(pretrain|finetune)_\w+\.py|(.*/)?run_recipe\.py",
-     Program("megatron_lm:NEMO", hydra=True)),
+     Program("megatron_recipes:NEMO", hydra=True)),
     (r"(.*/)?pretrain_(gpt|mamba|llama\w*|mixtral\w*|qwen\w*|deepseek\w*)\.py", Program("megatron_lm")),
     (r"(.*/)?recipes/\w+_(single_device|distributed)\.py", _TORCHTUNE),
     (r"(llama_recipes|llama_cookbook)\.finetuning|(.*/)?finetuning\.py",

@@ -4,13 +4,12 @@ They are calls whose arguments are the framework's own keys; read as text and ne
 """
 
 import ast
-import json
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from finegauge.documents import parse_yaml
+from finegauge.formats import shipped_data
 from finegauge.formats.launcher_files import merged
 from finegauge.formats.model_names import narrow
 from finegauge.formats.python_values import Files, Values
@@ -31,9 +30,7 @@ def shipped(module: str, name: str) -> dict[str, Any]:
     """Return the keys that a configuration of torchtitan's own states: of one not known, the model alone."""
     flavour = re.sub(r"_(?=\d)", ".", name.removeprefix(f"{module}_")).replace("_", "-")
     keys: dict[str, Any] = {"model.name": module, "model.flavor": flavour}
-    path = os.path.join(os.path.dirname(__file__), "data", "torchtitan_configurations.json")
-    with open(path, encoding="utf-8") as file:
-        known = json.load(file)["configurations"].get(name)
+    known = shipped_data("torchtitan_configurations.json")["configurations"].get(name)
     if known is None:
         return keys
     batch, length, steps, mode, of_parallelism, more = known
@@ -52,7 +49,7 @@ def recipe_in(
     named = " ".join(modules.values())
     if _OF_NEMO.search(named):
         recipe, computed, remark = _of_nemo(nodes, values, modules, wanted)
-        return {**recipe, READER: "megatron_lm:NEMO"} if recipe else {}, computed, remark
+        return {**recipe, READER: "megatron_recipes:NEMO"} if recipe else {}, computed, remark
     if "torchtitan" not in named:
         return {}, set(), ()
     recipe, remark = _of_torchtitan(nodes, values, modules, wanted)
@@ -131,7 +128,8 @@ def _of_nemo(
     nodes: Sequence[ast.AST], values: Values, modules: Mapping[str, str], wanted: str
 ) -> tuple[dict[str, Any], set[str], tuple[str, ...]]:
     """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes."""
-    from finegauge.formats.megatron_lm import FORMAT, RENAMED, recipe_of
+    from finegauge.formats.megatron_lm import FORMAT
+    from finegauge.formats.megatron_recipes import RENAMED, recipe_of
 
     functions = {one.name: one for one in nodes if isinstance(one, ast.FunctionDef)}
     makers = [name for name in functions if recipe_of(name, "")]
@@ -188,7 +186,7 @@ class _Lines(NamedTuple):
 
     def _of_call(self, call: ast.Call, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return what one call states, over what stood before it."""
-        from finegauge.formats.megatron_lm import BASES, recipe_of
+        from finegauge.formats.megatron_recipes import BASES, recipe_of, shipped_recipe
 
         (owner, name), words = callee(call.func), self.values.named(call)
         if self.open and name in self.functions and name not in self.open:
@@ -198,7 +196,7 @@ class _Lines(NamedTuple):
             for one in call.keywords
             if isinstance(one.value, ast.Attribute) and one.value.attr == one.arg
         }  # seq_length=recipe.model.config.seq_length
-        made = recipe_of(name, owner or self.modules.get(name, "").rpartition(".")[2])
+        made = recipe_of(name, owner or self.modules.get(name, "").rpartition(".")[2]) | shipped_recipe(name)
         found = {**BASES.get(name, {}), **({} if "from_recipe" in before else made)}
         prefix = "peft_" if "LoRA" in (name, *map(last_name, call.args)) else ""
         found |= {"peft_scheme": "lora"} if prefix else {"optimizer": "muon"} if "_muon_" in name else {}

@@ -11,6 +11,7 @@ ms-swift: 0.9, levels 0 to 2, and `offload_model` and `offload_optimizer` while 
 """
 
 from finegauge.errors import shown
+from finegauge.formats import model_names
 from finegauge.formats.key_table import Reading, Row
 from finegauge.formats.sheet import known_model
 from finegauge.run.field import number, whole
@@ -119,17 +120,28 @@ def ppo_row(judge: str = "reward_model_path", unasked: int = 53, *answers: str) 
     return Row(" ".join((policy, judge, by_rule, *lengths, epochs, updates, at_once, episodes)), read)
 
 
+def read_group(reading: Reading, key: str) -> None:
+    """Read how many answers to a prompt are compared."""
+    answers = reading.whole(key, 1, 4096)
+    reading.set("num_generations", max(2, answers), key)
+    if answers == 1:
+        reading.warn(f"{key}=1: taken as two answers to each of half as many prompts.")
+
+
 def other_model(reading: Reading, field: str, key: str) -> None:
     """Read a model beside the policy; one that is not known here counts as large as where none is named."""
     name = reading.get(key)
     if not isinstance(name, str) or not name:
         return
-    if known_model(name) is None:
+    path = model_names.here(name)[0]
+    found = path if known_model(path) is not None else model_names.told(path)
+    if not found:
         reading.warn(
             f"{key}: {shown(name)} is not known here; {field}=NAME or its folder says how large it is."
         )
-        return
-    reading.set(field, name, key)
+    elif name not in (found, reading.get(reading.format.model_key)):
+        reading.warn(f"{key}: {shown(name)} is taken as {found}, which its name states.")
+    reading.set(field, found or None, key)
 
 
 def _read_lengths(reading: Reading, section: str, prompt: int, answer: int, beta: float) -> None:

@@ -182,7 +182,8 @@ def _read_float8(reading: Reading) -> None:
     named = str(recipe).lower()
     known = named if named in (*NARROW_RECIPES, *RECIPE_ALIASES) else None
     reading.set("fp8_recipe", "mxfp8" if "mx" in named else known, FLOAT8)
-    reading.set("fp8_all_gather", reading.flag(GATHERS), GATHERS)
+    gathers = reading.which(GATHERS, f"quantize.linear.{GATHERS}")
+    reading.set("fp8_all_gather", reading.flag(gathers), gathers)
 
 
 def _float8(run: Run) -> dict[str, Any]:
@@ -266,7 +267,8 @@ def _read_parallelism(reading: Reading) -> None:
     if str(shard) != "-1":
         reading.set("data_parallel_shard", shard, _SHARD)
     replicated = "data_parallel_replicate" in reading.fields
-    stays = reading.text(_RESHARD, "default") == "never"
+    resharded = "never" if "pipeline_parallel" in reading.fields else "always"
+    stays = reading.text(_RESHARD, "default").replace("default", resharded) == "never"
     kind = "hybrid" if replicated else "fsdp_shard_grad_op" if stays else "fsdp"
     kind = "none" if str(shard) == "1" and "context_parallel" not in reading.fields else kind  # DDP
     reading.set("sharding", kind, _SHARD, _RESHARD)
@@ -344,7 +346,7 @@ def _parallelism(run: Run) -> dict[str, Any]:
         **{key: getattr(run, field) for key, field in _DEGREES.items()},
         _EXPERT_TENSOR: run.expert_tensor_parallel if run.expert_parallel > 1 else None,
         _SHARD: shards,
-        _RESHARD: "never" if stays else "default",
+        _RESHARD: "never" if stays else "always" if run.pipeline_parallel > 1 else "default",
         _ASYNC: True if run.tensor_parallel_overlap else None,
         **_stages(run),
         _OFFLOAD: True if run.cpu_offload != "none" else None,
@@ -361,7 +363,9 @@ FORMAT = Format(
         key("loss.kind", "loss", writes=False),  # of its Python
         key("optimizer.name", "optimizer", "adamw", words={"adamw": "AdamW"}),
         Row(f"{_IMPLEMENTATION} {_IN_BACKWARD}", _read_implementation, _implementation),
-        Row(f"{FLOAT8} {GATHERS} float8.enable_float8_linear", _read_float8, _float8),
+        Row(
+            f"{FLOAT8} {GATHERS} quantize.linear.{GATHERS} float8.enable_float8_linear", _read_float8, _float8
+        ),
         Row("training.dtype training.mixed_precision_param", _read_precision, _precision),
         key("training.seq_len", "seq_len", 2048, older="training.max_context_length"),
         Row(

@@ -13,7 +13,7 @@ from typing import Any
 
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FineGaugeError, InputError, shown
-from finegauge.formats import launcher_files, trainer_keys
+from finegauge.formats import launcher_files, shipped_data, trainer_keys
 from finegauge.formats.key_table import NULL, Format, Reading, Row, always, degrees, fixed, key
 from finegauge.formats.sheet import (
     LINEAR,
@@ -506,11 +506,8 @@ def shipped(recipe: str, config: str) -> dict[str, Any]:
 
     Raises: FieldError for a name of another shape.
     """
-    import json
-
     found = _SHIPPED.fullmatch(config)
-    with open(os.path.join(os.path.dirname(__file__), "data", "torchtune_recipes.json"), "rb") as file:
-        differs = json.load(file).get(config)
+    differs = shipped_data("torchtune_recipes.json").get(config)
     if differs is not None and found is None:
         found = _SHIPPED.match(config)
     if found is None:

@@ -1,29 +1,32 @@
 """verl's overrides and YAML (`python -m verl.trainer.main_ppo`, `...sft_trainer`), hidden defaults included.
 
-What no key says but the framework does (read from its trainer configurations, 0.4 to 0.6): fp32 weights under
-FSDP computed in bf16; checkpointing on in reinforcement learning, off in SFT and under Megatron; prompts and
-answers of 512 tokens; `train_batch_size` of 1,024 prompts written to before they are learnt from in
-mini-batches of 256; vLLM beside the trainer on two GPUs each, with half of their memory, asleep while weights
-learn, and the policy's own likelihoods in a pass of their own; 30 epochs (SFT: 256 sequences a step, 4 at a
-time, cut at 1,024, 4 epochs); one node of 8 GPUs.
-The estimator `gae` is PPO, all others are GRPO's passes. Weights and states that verl parks on the host
-between its phases (`param_offload`, `optimizer_offload`) are gone while answers are generated alone.
+What no key says but the framework does (read from its trainer configurations, 0.4 to 0.9): fp32 weights under
+FSDP computed in bf16; checkpointing on, off under Megatron; sequences side by side without padding (padded
+before 0.7); prompts and answers of 512 tokens; `train_batch_size` of 1,024 prompts written to before they are
+learnt from in mini-batches of 256; vLLM beside the trainer on two GPUs each, with half of their memory,
+asleep while weights learn, and the policy's own likelihoods in a pass of their own; 30 epochs (SFT: 256
+sequences a step, 4 at a time, cut at 1,024, 4 epochs); one node of 8 GPUs.
+The estimator `gae` is PPO, all others are GRPO's passes; a reference there is where a KL term asks for it,
+which FSDP keeps on the host. Weights and states that verl parks there between its phases (`param_offload`,
+`optimizer_offload`) are gone while answers are generated alone.
 
 slime's arguments (`train.py --hf-checkpoint ...`) are Megatron-LM's for the actor, and its own for SGLang and
 what lies between. What no argument says but it does (slime/utils/arguments.py of commit 002fa9d, read
 2026-11-28): 8 GPUs; bf16, the distributed optimizer; an engine for each GPU, on others unless `colocate` is
-stated; sequences side by side without padding; no reference model unless a KL term asks for it.
+stated; sequences side by side without padding; no reference model unless a KL term asks for it, which then
+lies on the host; rules judge.
 """
 
+import re
 from collections.abc import Mapping
-from math import ceil, prod
+from math import ceil, gcd, prod
 from typing import Any
 
 from finegauge.errors import FieldError
 from finegauge.formats import megatron_lm, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, model_key, read_degrees
 from finegauge.formats.sheet import dotted
-from finegauge.run.field import number, whole
+from finegauge.run.field import names, number, whole
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 _PATHS = (f"{_MODEL}.path", "model.partial_pretrain", "model.path")
@@ -35,61 +38,69 @@ _RECOMPUTE = tuple(
     f"{_ACTOR}.megatron.override_transformer_config.recompute_{name}"
     for name in ("granularity", "method", "num_layers")
 )
-_ULYSSES = (f"{_ACTOR}.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size")
+_SHARDS = f"{_ACTOR}.fsdp_config"
+_ULYSSES = tuple(f"{stem}ulysses_sequence_parallel_size" for stem in (f"{_ACTOR}.", "", f"{_SHARDS}."))
 _LORA = ("lora_rank", "lora_alpha", "target_modules")  # FSDP's; Megatron's
 _LORA_MEGATRON = ("lora.rank", "lora.alpha", "lora.target_modules")
 _JOINED = (f"{_MODEL}.use_remove_padding", "use_remove_padding", "model.use_remove_padding")
-_CRITIC, _JUDGES, _JUDGE = "critic.model.path", "reward_model.enable", "reward_model.model.path"
+_ATTENTION = (f"{_MODEL}.override_config.attn_implementation", "model.override_config.attn_implementation")
+_CRITIC = (
+    *("critic.model.path", "critic.model.enable_gradient_checkpointing", "critic.model.lora_rank"),
+    "critic.ppo_micro_batch_size_per_gpu",
+)
+_JUDGES = ("reward_model.enable", "reward.reward_model.enable")  # the second since 0.7
+_JUDGE = ("reward_model.model.path", "reward.reward_model.model_path")
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
 _OF_ENGINE = {  # of rollout: field, and what verl takes unasked
     "gpu_memory_utilization": ("gpu_memory_utilization", 0.5),
     "tensor_model_parallel_size": ("rollout_tensor_parallel", 2),
     "max_num_batched_tokens": ("max_num_batched_tokens", 8192),
-    "max_num_seqs": ("max_num_seqs", 1024),
+    "max_num_seqs": ("max_num_seqs", 256),  # before 0.9: 1,024
 }
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
+_MOST_OFF = 0.03  # of a step's sequences, where micro-batches are of tokens
 _OWN_GPUS = ("rollout.nnodes", "rollout.n_gpus_per_node")
 _STREAM = tuple(
     f"async_training.{name}"
     for name in ("staleness_threshold", "trigger_parameter_sync_step", "require_batches")
 )
-_PARKED = tuple(
-    f"{_ACTOR}.{engine}.{what}_offload"
-    for engine in ("fsdp_config", "megatron")
-    for what in ("param", "optimizer")
-)
-_DTYPES = (f"{_ACTOR}.fsdp_config.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
-_PARKED_REFERENCE = "actor_rollout_ref.ref.fsdp_config.param_offload"
+_CORE = f"{_ACTOR}.megatron"
+_PARKED = tuple(f"{one}.{what}_offload" for one in (_SHARDS, _CORE) for what in ("param", "optimizer"))
+_DTYPES = (f"{_SHARDS}.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
+_PARKED_REFERENCE = "actor_rollout_ref.ref.megatron.param_offload"
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
-_RESHARD = f"{_ACTOR}.fsdp_config.reshard_after_forward"
-_GROUP = f"{_ACTOR}.fsdp_config.fsdp_size"
+_RESHARD = f"{_SHARDS}.reshard_after_forward"
+# Of FSDP2; of SFT, which under FSDP1 needs the other too.
+_ON_HOST = (f"{_SHARDS}.offload_policy", "model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params")
+_STRATEGIES = (f"{_ACTOR}.strategy", "model.strategy", f"{_SHARDS}.strategy")
+_GROUP = f"{_SHARDS}.fsdp_size"
 _OF_CORE = (
     f"{_ACTOR}.megatron.expert_tensor_parallel_size",
     f"{_ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
+    f"{_ACTOR}.megatron.sequence_parallel",
+    f"{_ACTOR}.megatron.virtual_pipeline_model_parallel_size",
 )
 
 # What sft_trainer (verl 0.6 on) does unasked, which divides micro-batches by tokens.
-_OF_SFT_TRAINER = {
-    **{"model.enable_gradient_checkpointing": True, "model.use_remove_padding": True},
-    **{"data.max_length": 1024, "data.max_token_len_per_gpu": 8192, "data.use_dynamic_bsz": True},
-}
-_OF_ITS_ENGINE = {
-    "engine.ulysses_sequence_parallel_size": "ulysses_sequence_parallel_size",
-    "engine.model_dtype": "model.fsdp_config.model_dtype",
-}
+_OF_SFT_TRAINER = {"data.max_length": 1024, "data.max_token_len_per_gpu": 8192, "data.use_dynamic_bsz": True}
 
 
 def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys dotted; those of sft_trainer as fsdp_sft_trainer before it had them."""
     found = dotted(keys)
+    engine = found.get("engine.chosen", found.pop("model_engine", found.pop("engine", None)))
+    if engine == "megatron":
+        found[f"{_ACTOR}.strategy"] = engine
     if "model.path" not in found:
         return found
-    found = {_OF_ITS_ENGINE.get(key, key): value for key, value in {**_OF_SFT_TRAINER, **found}.items()}
+    section = _CORE if engine == "megatron" else _SHARDS
+    found = {re.sub("^engine(?=[.])", section, k): v for k, v in {**_OF_SFT_TRAINER, **found}.items()}
     tokens, length = (found.pop("data.max_token_len_per_gpu"), found["data.max_length"])
     if str(found.pop("data.use_dynamic_bsz")).lower() == "true":
         of_one = whole(1, 10**8)("max_token_len_per_gpu", tokens)
-        cut = whole(1, 64)("ulysses_sequence_parallel_size", found.get(_ULYSSES[1], 1))
+        cut = whole(1, 64)("ulysses_sequence_parallel_size", found.get(_ULYSSES[2], 1))
         found[_MICRO[1]] = max(1, of_one * cut // whole(1, 10**8)("max_length", length))
     return found
 
@@ -97,8 +108,11 @@ def _adapt(keys: Mapping[str, Any]) -> dict[str, Any]:
 def _read_phase(reading: Reading) -> None:
     learns = reading.stated(_PATHS[0])
     estimator = reading.text("algorithm.adv_estimator", "gae")
-    phase = ("ppo" if estimator == "gae" else "grpo") if learns else "sft"
-    reading.set("phase", phase, "algorithm.adv_estimator", *_PATHS)
+    valued = reading.flag("critic.enable", default=estimator == "gae")
+    phase = "sft" if not learns else "ppo" if valued else "grpo"
+    reading.set("phase", phase, "critic.enable", "algorithm.adv_estimator", *_PATHS)
+    if estimator == "remax":
+        reading.warn("algorithm.adv_estimator=remax: the greedy answer to each prompt is not counted.")
     usual = 8
     if not learns and reading.launched_gpus is None:  # of a launcher: no more than there are sequences
         usual = min(8, reading.whole("data.train_batch_size", 256, 10**8))
@@ -123,44 +137,52 @@ def _read_method(reading: Reading) -> None:
     reading.set("autocast", "bf16")
     if adapts:
         reading.take("lora_rank", rank)
-        reading.take("lora_alpha", alpha, 16)
-        reading.take("lora_targets", targets, "all-linear")
+        reading.take("lora_alpha", alpha, 16 if rank.endswith(_LORA[0]) else 32)
+        named = names(targets, reading.get(targets, ["all-linear"]))
+        theirs = megatron_lm.TARGETS
+        reading.set("lora_targets", [t for name in named for t in theirs.get(name, (name,))], targets)
         reading.set("adapter_dtype", "fp32")
     megatron = reading.text(f"{_ACTOR}.strategy") == "megatron" or reading.stated(*_MEGATRON)
-    _read_checkpointing(reading, stem, megatron=megatron)
+    _read_checkpointing(reading, megatron=megatron)
     reading.set("sharding", "zero1" if megatron else "fsdp", f"{_ACTOR}.strategy")
     if megatron:
         reading.set("weights_dtype", "bf16")
         reading.set("autocast", "none")
-        read_degrees(reading, _MEGATRON)
+        read_degrees(reading, {**_MEGATRON, _OF_CORE[3]: "virtual_pipeline_stages"})
         reading.take("expert_tensor_parallel", _OF_CORE[0])
+        sequence = "tensor_parallel" in reading.fields and reading.flag(_OF_CORE[2], default=True)
+        reading.set("sequence_parallel", sequence, _OF_CORE[2])
         if reading.flag(_OF_CORE[1]):
             reading.set("cpu_offload", "optimizer", _OF_CORE[1])
-    ulysses = reading.first(_ULYSSES, 1)
-    if str(ulysses) != "1":
-        reading.set("context_parallel", ulysses, *_ULYSSES)
-    joined = any(map(reading.flag, _JOINED)) or reading.flag(_DYNAMIC)
-    reading.set("padding", "free" if joined else "max", *_JOINED, _DYNAMIC)
+    read_degrees(reading, dict.fromkeys(_ULYSSES, "context_parallel"))
+    unpadded = reading.which(*_JOINED), not (reading.before(0, 7) or reading.stated(_PATHS[1]))
+    joined = megatron or reading.flag(_DYNAMIC) or reading.flag(unpadded[0], default=unpadded[1])
+    padded = "longest" if reading.stated(_PATHS[2]) else "max"
+    reading.set("padding", "free" if joined else padded, *_JOINED, _DYNAMIC)
+    reading.take("attention", reading.which(*_ATTENTION), "flash")
     of_group, gpus = reading.whole(_GROUP, -1, 10**6, -1), reading.launched_gpus or 1
     if 0 < of_group < gpus and not megatron:  # copies of groups that shard
         reading.set("sharding", "hybrid", _GROUP)
         reading.set("data_parallel_shard", of_group, _GROUP)
-    if reading.text(f"{_ACTOR}.strategy") == "fsdp2" and not reading.flag(_RESHARD, default=True):
+    kind = reading.text(reading.which(*_STRATEGIES), "fsdp2" if reading.stated(_PATHS[1]) else "fsdp")
+    if kind == "fsdp2" and not reading.flag(_RESHARD, default=True):
         reading.set("sharding", "fsdp_shard_grad_op", _RESHARD)
+    on_host = any(map(reading.flag, _ON_HOST[:2])) and (kind == "fsdp2" or reading.flag(_ON_HOST[2]))
+    if on_host and not megatron:
+        reading.set("cpu_offload", "params", *_ON_HOST[:2])
     trainer_keys.read_optimizer(reading, reading.which(*_OPTIMIZER), "adamw")
     liger = reading.flag(f"{stem}.use_liger")
-    reading.set("kernels", ["liger"] if liger else [], f"{stem}.use_liger")
+    reading.set("kernels", ["megatron"] if megatron else ["liger"] * liger, f"{stem}.use_liger")
     # flash-attn's cross-entropy widens the logits inside its kernel (verl/utils/torch_functional.py)
-    whole_logits = "full_logits" if reading.fields["phase"] == "sft" else "compiled"
+    whole_logits = "full_logits" if stem == "model" else "compiled"
     reading.set("loss", "fused" if liger or reading.flag(f"{stem}.use_fused_kernels") else whole_logits)
 
 
-def _read_checkpointing(reading: Reading, stem: str, *, megatron: bool) -> None:
+def _read_checkpointing(reading: Reading, *, megatron: bool) -> None:
     """Read which activations are kept: Megatron's by its own words, without which all are."""
-    on = reading.flag(reading.which(*_CHECKPOINTING), default=stem == _MODEL and not megatron)
-    offloaded = on and reading.flag(_OFFLOADED)
-    kind = "offload" if offloaded else "full" if on else "none"
-    granularity = reading.text(_RECOMPUTE[0], kind if megatron else "none")
+    on = not megatron and reading.flag(reading.which(*_CHECKPOINTING), default=True)
+    kind = "none" if not on else "offload" if reading.flag(_OFFLOADED) else "full"
+    granularity = reading.text(_RECOMPUTE[0])
     if megatron and granularity in ("full", "selective"):
         kind = granularity
         for key in _RECOMPUTE[1:] if kind == "full" else ():
@@ -181,7 +203,7 @@ def _read_lengths(reading: Reading) -> None:
         reading.set("max_new_tokens", answer, "data.max_response_length")
         answers = reading.whole(f"{_ROLLOUT}.n", 1, 4096)
         if reading.fields["phase"] == "grpo":
-            reading.set("num_generations", max(2, answers), f"{_ROLLOUT}.n")
+            rollout_keys.read_group(reading, f"{_ROLLOUT}.n")
         key, rollout = f"{_ACTOR}.ppo_mini_batch_size", "data.train_batch_size"
         of_stream = prod(reading.whole(name, 1) for name in _STREAM[1:])  # answers come one by one
         prompts = reading.whole(rollout, 1024, 10**8, 0) or of_stream * reading.whole(key, 256, 10**8)
@@ -189,12 +211,7 @@ def _read_lengths(reading: Reading) -> None:
         sequences, micro = answers * learnt, 1
         reading.set("num_mini_batches", max(1, round(prompts / learnt)), key, rollout)
         reading.take("ppo_epochs", f"{_ACTOR}.ppo_epochs", 1)
-        if reading.fields["phase"] == "ppo":
-            rollout_keys.other_model(reading, "critic_model", _CRITIC)
-        if reading.flag(_JUDGES):
-            rollout_keys.other_model(reading, "reward_model", _JUDGE)
-            if "reward_model" not in reading.fields:
-                reading.not_modelled(_JUDGES)
+        _read_other_models(reading)
         _read_engine(reading)
         if reading.flag(_DYNAMIC):
             tokens = reading.whole(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, 10**8)
@@ -216,13 +233,40 @@ def _divide(reading: Reading, sequences: float, *keys: str) -> None:
     """Divide the sequences of an optimizer step among ranks and micro-batches, of whole groups of answers."""
     ranks = reading.data_ranks(reading.launched_gpus) or 1
     micro = int(whole(1, 10**6)("micro_batch_size", reading.fields["micro_batch_size"]))
-    size = min(micro, ceil(sequences / ranks))
-    steps = max(1, ceil(sequences / ranks / size))
-    group = int(reading.fields.get("num_generations", 1))
-    if size * steps % group:  # a prompt's answers lie on several ranks
-        steps = max(1, round(size * steps / group)) * group if size % group else steps
+    share, group = sequences / ranks, int(reading.fields.get("num_generations", 1))
+    most = min(micro, ceil(share))
+    found: list[tuple[float, int, int]] = []  # how far off, size, steps
+    for size in range(most, max(0, most - 64), -1):
+        unit = group // gcd(group, size * ranks)  # all answers to a prompt lie in one step
+        steps = max(1, round(share / size / unit)) * unit
+        found.append((abs(size * steps / share - 1), size, steps))
+    close = (one for one in found if one[0] <= _MOST_OFF)
+    size, steps = next(close, min(found))[1:]
     reading.set("micro_batch_size", size)
     reading.set("gradient_accumulation_steps", steps, *keys)
+
+
+def _read_other_models(reading: Reading) -> None:
+    """Read who judges beside the policy: a critic that learns, a model of rewards, a reference."""
+    sharded = reading.fields["sharding"] != "zero1"  # not Megatron's
+    if reading.fields["phase"] == "ppo":
+        rollout_keys.other_model(reading, "critic_model", _CRITIC[0])
+        checkpoints = sharded and reading.flag(_CRITIC[1], default=True)
+        reading.set("critic_checkpointing", checkpoints, _CRITIC[1])
+        adapts = reading.fields["method"] == "lora" and reading.whole(_CRITIC[2], 0, 65_536, 0) > 0
+        reading.set("critic_method", "lora" if adapts else "full", _CRITIC[2])
+        if str(reading.get(_CRITIC[3], reading.first(_MICRO))) != str(reading.first(_MICRO)):
+            reading.warn(f"{_CRITIC[3]} is not modelled: the critic is taken to learn as many at a time.")
+    if reading.flag(reading.which(*_JUDGES)):
+        rollout_keys.other_model(reading, "reward_model", reading.which(*_JUDGE))
+        if "reward_model" not in reading.fields:
+            reading.not_modelled(*_JUDGES)
+    elif reading.fields["phase"] == "ppo":  # a rule judges
+        reading.set("reward_model", "none", *_JUDGES)
+    if not any(map(reading.flag, _REFERENCE)):
+        reading.set("reference_model", "none", *_REFERENCE)
+    parked = reading.flag(_PARKED_REFERENCE, default=reading.flag(_PARKED[2]))
+    reading.set("reference_offload", sharded or parked, _PARKED_REFERENCE)
 
 
 def _read_own_gpus(reading: Reading) -> None:
@@ -245,20 +289,18 @@ def _read_engine(reading: Reading) -> None:
     for key, (field, default) in _OF_ENGINE.items():
         if name != "sglang" or field != "max_num_batched_tokens":  # SGLang is not told
             reading.take(field, f"{_ROLLOUT}.{key}", default)
-    gpus, degree = reading.launched_gpus or 1, f"{_ROLLOUT}.tensor_model_parallel_size"
-    if not reading.stated(degree):
-        reading.set("rollout_tensor_parallel", min(2, gpus))
+    if not reading.stated(f"{_ROLLOUT}.tensor_model_parallel_size"):
+        reading.set("rollout_tensor_parallel", min(2, reading.launched_gpus or 1))
     frees = reading.flag(f"{_ROLLOUT}.free_cache_engine", default=True)
     reading.set("rollout_sleep", 2 if frees else 0, f"{_ROLLOUT}.free_cache_engine")
-    reading.set("old_log_probs", True)
+    if reading.before(0, 9):
+        reading.take("max_num_seqs", f"{_ROLLOUT}.max_num_seqs", 1024)
+    reading.set("old_log_probs", not reading.flag(_BYPASS), _BYPASS)
     if reading.stated(f"{_ROLLOUT}.quantization"):
         reading.set("rollout_dtype", reading.text(f"{_ROLLOUT}.quantization"), f"{_ROLLOUT}.quantization")
     gone = [stem for stem in _PARKED if reading.flag(stem)]
     weights = any("param" in stem for stem in gone)
     reading.set("rollout_offload", ("all" if weights else "optimizer") if gone else "none", *_PARKED)
-    if reading.fields["phase"] == "grpo" and not any(map(reading.flag, _REFERENCE)):
-        reading.set("reference_model", "none", *_REFERENCE)
-    reading.set("reference_offload", reading.flag(_PARKED_REFERENCE), _PARKED_REFERENCE)
     reading.not_modelled(f"{_ROLLOUT}.enforce_eager", f"{_ROLLOUT}.multi_turn.enable")
     if reading.stated(_OWN_GPUS[1]):
         _read_own_gpus(reading)
@@ -268,18 +310,16 @@ def _read_engine(reading: Reading) -> None:
             reading.warn(f"{key} is not modelled: the engine is taken as without it.")
 
 
-_OF_MODEL = [
-    f"{stem}.{name}"
-    for stem in (_MODEL, "model")
-    for name in (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
-]
-_OF_ACTOR = (_OFFLOADED, *_ULYSSES, *_JOINED, *_MEGATRON, *_OF_CORE, f"{_ACTOR}.strategy", _RESHARD, _GROUP)
-_OF_ROLLOUT = [
-    f"{_ROLLOUT}.{name}" for name in ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
-]
-_OF_UPDATES = (
-    *(f"{_ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")),
-    *(_DYNAMIC, _CRITIC, _JUDGES, _JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM),
+_OF_MODEL = (*_LORA, *_LORA_MEGATRON, "use_liger", "use_fused_kernels")
+_OF_ROLLOUT = ("n", "name", *_OF_ENGINE, "free_cache_engine", "quantization")
+_OF_UPDATES = ("ppo_mini_batch_size", "ppo_epochs", "ppo_max_token_len_per_gpu")
+_KEYS = (
+    *(f"{stem}.{name}" for stem in (_MODEL, "model") for name in _OF_MODEL),
+    *(f"{_ROLLOUT}.{name}" for name in _OF_ROLLOUT),
+    *(f"{_ACTOR}.{name}" for name in _OF_UPDATES),
+    *(*_CHECKPOINTING, *_RECOMPUTE, *_DTYPES, *_OPTIMIZER, _OFFLOADED, *_ULYSSES, *_JOINED, *_ATTENTION),
+    *(*_MEGATRON, *_OF_CORE, *_ON_HOST, *_STRATEGIES, _RESHARD, _GROUP, "critic.enable"),
+    *(_DYNAMIC, *_CRITIC, *_JUDGES, *_JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM, _BYPASS),
     *(*_REFERENCE, _PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
 )
 FORMAT = Format(
@@ -287,22 +327,19 @@ FORMAT = Format(
     (
         model_key(*_PATHS)._replace(write=None),
         Row("algorithm.adv_estimator trainer.n_gpus_per_node trainer.nnodes", _read_phase),
-        Row(
-            " ".join((*_OF_MODEL, *_CHECKPOINTING, *_RECOMPUTE, *_OF_ACTOR, *_DTYPES, *_OPTIMIZER)),
-            _read_method,
-        ),
+        Row(" ".join(_KEYS), _read_method),
         Row(
             "data.max_length data.max_prompt_length data.max_response_length data.train_batch_size "
-            f"trainer.total_epochs trainer.total_training_steps {' '.join((*_OF_ROLLOUT, *_OF_UPDATES))}",
+            "trainer.total_epochs trainer.total_training_steps",
             _read_lengths,
         ),
         trainer_keys.dataset_row("data.train_files"),
-        fixed(attention="flash", checkpointing_reentrant=False),
+        fixed(checkpointing_reentrant=False),
     ),
     model_key=_PATHS[0],
     lists_its_keys=False,
     adapt=_adapt,
-    not_modelled="model.fsdp_config.cpu_offload trainer.test_freq "
+    not_modelled="trainer.test_freq data.gen_batch_size "
     f"{_ACTOR}.entropy_from_logits_with_chunking {_ACTOR}.entropy_checkpointing",
 )
 
@@ -353,9 +390,12 @@ def _read_answers(reading: Reading, phase: str) -> None:
     reading.set("max_new_tokens", min(written, most - 1), answer)
     answers, degree = "n_samples_per_prompt", "rollout_num_gpus_per_engine"
     if phase == "grpo":
-        reading.set("num_generations", max(2, reading.whole(answers, 1, 4096)), answers)
+        rollout_keys.read_group(reading, answers)
     if not (reading.flag("use_kl_loss") or number(-1e9, 1e9)("kl_coef", reading.get("kl_coef", 0.0))):
         reading.set("reference_model", "none", "use_kl_loss", "kl_coef")
+    reading.set("reference_offload", True)
+    if phase == "ppo":
+        reading.set("reward_model", "none")
     shared, gpus = reading.flag("colocate"), reading.whole("rollout_num_gpus", reading.launched_gpus, 10**6)
     reading.set("inference_engine", "sglang")
     reading.take("gpu_memory_utilization", "sglang_mem_fraction_static")

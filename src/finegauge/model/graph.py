@@ -557,7 +557,8 @@ def scoring_runs(run: Run) -> tuple[Role, ...]:
         found.append(Role("reference", reference, frozen=frozen))
     if run.phase == "ppo":
         found.append(Role("value model", value_run(run), adapted=True))
-    if run.phase == "ppo" or (run.phase == "grpo" and run.reward_model):
+    judges = run.phase == "ppo" or (run.phase == "grpo" and run.reward_model)
+    if judges and run.reward_model != "none":
         found.append(Role("reward model", of_model(value_run(run), run.reward_model), frozen=True))
     return tuple(found)
 

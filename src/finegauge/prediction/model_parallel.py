@@ -177,7 +177,7 @@ def by_megatron(run: Run) -> bool:
 
 def by_transformers(run: Run) -> bool:
     """Return whether transformers divides the model: product by product, embedding and loss whole."""
-    return framework_of(run.framework).transformers_plan
+    return framework_of(run.framework).transformers_plan and "megatron" not in run.kernels
 
 
 def by_fully_shard(run: Run) -> bool:

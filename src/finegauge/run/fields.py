@@ -295,8 +295,8 @@ class Fields(MachineFields):
     )
     reward_model: str | None = spec(
         text,
-        "the frozen model that judges answers; none: in `ppo` as large as the value model, in `grpo` none (a "
-        "rule judges)",
+        "the frozen model that judges answers; `none`: a rule does. In `ppo` as large as the value model if "
+        "not stated, in `grpo` none",
     )
     reference_model: str = spec(
         text,

@@ -519,9 +519,10 @@ def fit_model(values: dict[str, Any], whole_config: Mapping[str, Any]) -> None:
     model = values["model"]
     _fit_experts(values, config)
     degree = values["tensor_parallel"]
+    copies = values["phase"] in INFERENCE or "megatron" in values["kernels"]  # where ranks are more
     for key in ("num_key_value_heads", "num_attention_heads"):
         heads = config.get(key)
-        copied = key == "num_key_value_heads" and values["phase"] in INFERENCE  # where ranks are more
+        copied = key == "num_key_value_heads" and copies
         if isinstance(heads, int) and heads > 0 and heads % degree and not (copied and degree % heads == 0):
             raise FieldError(
                 f"tensor_parallel={degree} does not divide {key}={heads} of {model}; use {_divisors(heads)}."

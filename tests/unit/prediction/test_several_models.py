@@ -44,6 +44,13 @@ def test_critic_and_reward_model_are_as_large_as_they_are_named() -> None:
     assert small.step_time_s["scoring"] < other.step_time_s["scoring"] < alike.step_time_s["scoring"]
 
 
+def test_a_rule_that_judges_holds_nothing() -> None:
+    judged, ruled = predicted(), predicted(reward_model="none")
+    assert ("weights", "reward model") not in ruled.peak_memory_bytes.parts
+    assert ("weights", "value model") in ruled.peak_memory_bytes.parts
+    assert ruled.step_time_s["scoring"] < judged.step_time_s["scoring"]
+
+
 def test_a_critic_has_a_stage_of_its_own() -> None:
     alike, whole = by_chat(critic_model="opt-1.3b"), by_chat(critic_model="opt-1.3b", critic_sharding="none")
     second = by_chat(critic_model="opt-1.3b", critic_sharding="zero2")

@@ -76,7 +76,7 @@ def _check(run: Run) -> None:
         asked["reference_model"] = run.reference_model
     if run.phase == "ppo" and run.critic_sharding != run.sharding:
         asked["critic_sharding"] = run.critic_sharding
-    if run.phase == "grpo" and run.reward_model:
+    if run.reward_model and (run.phase == "grpo" or run.reward_model == "none"):
         asked["reward_model"] = run.reward_model
     for name, value in asked.items():
         raise UnsupportedError(f"{name}={value} is predicted alone; remove it to measure phase={run.phase}.")
