@@ -3,11 +3,12 @@
 What no key says but the framework does (read from its source, 0.8): without `peft` every weight trains, in
 fp32 unless `mixed_precision` says otherwise; with it LoRA of rank 16, alpha 32, dropout 0.05 on all linear
 layers over NF4 weights, singly quantised, unless `quantization` is none; adapters in fp32; checkpointing on,
-reentrant where quantised; samples one row after the other, cut at 1,024 unless `block_size` says otherwise;
-preference and reward pairs padded to the longest; micro-batches of 2, four to a step; one epoch; no saves
+reentrant where quantised; samples one row after the other, cut at 1,024 unless `block_size` says otherwise,
+and at the tokenizer's `model_max_length` of 2,048; preference and reward pairs padded to the longest; micro-batches of 2, four to a step; one epoch; no saves
 before the end. A file is read, and none is written.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +16,13 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 from finegauge.formats.launchers import of_hub
-from finegauge.formats.sheet import mapping_in
+from finegauge.formats.sheet import known_model, mapping_in
 from finegauge.run.field import whole
+from finegauge.run.run import positions_of
 
 _PHASES = {"default": "sft", "sft": "sft", "generic": "sft", "dpo": "dpo", "orpo": "dpo", "reward": "reward"}
 _DEFAULT_BLOCK = 1024
-_TOKENIZER = "params.model_max_length"
+_TOKENIZER, _DISTRIBUTED = "params.model_max_length", "params.distributed_backend"
 _ADAPTERS = trainer_keys.Adapters(
     "params.lora_r params.lora_alpha params.lora_dropout params.target_modules params.modules_to_save",
     defaults=(16, 32, 0.05),
@@ -93,22 +95,28 @@ def _read_length(reading: Reading) -> None:
     first = stated[0] if isinstance(stated, list) and stated else stated
     usual = first is None or str(first) == "-1"
     length = whole(1, 10**8)("block_size", _DEFAULT_BLOCK if usual else first)
-    if reading.stated(_TOKENIZER):  # which cuts what is longer
-        length = min(length, reading.whole(_TOKENIZER, most=10**8))
+    length = min(length, reading.whole(_TOKENIZER, 2 * _DEFAULT_BLOCK, 10**8))  # which cuts what is longer
+    known = known_model(str(reading.fields["model"]))
+    length = min(length, positions_of(known.config) or length) if known else length
     reading.set("seq_len", length, "params.block_size", _TOKENIZER)
 
 
 def _read_backend(reading: Reading) -> None:
-    """Read the card of a Space that trains: spaces-a10g-large, spaces-l4x4; "local" says none."""
-    for field, value in of_hub(reading.text("backend").removeprefix("spaces-")).items():
+    """Read the cards that train (spaces-l4x4, nvcf-h100x2, dgx-8a100; "local" says none), and ZeRO on several."""
+    machine = re.sub(r"^(spaces|nvcf|dgx)-", "", reading.text("backend"))
+    machine = re.sub(r"^(\d?)(a100)$", lambda found: f"{found[2]}x{found[1] or 1}", machine)
+    told = of_hub(machine)
+    for field, value in told.items():
         reading.set(field, value, "backend")
+    if reading.text(_DISTRIBUTED) == "deepspeed" and told.get("num_gpus", reading.launched_gpus) != 1:
+        reading.set("sharding", "zero3", _DISTRIBUTED)
 
 
 FORMAT = Format(
     "AutoTrain",
     (
         model_key("base_model"),
-        Row("backend", _read_backend),
+        Row(f"backend {_DISTRIBUTED}", _read_backend),
         Row("task params.trainer", _read_task),
         Row(f"params.peft params.quantization {_ADAPTERS.keys}", _read_method),
         switch("params.disable_gradient_checkpointing", "activation_checkpointing", "none", off="full"),

@@ -178,7 +178,9 @@ def _of_unsloth(options: Mapping[str, Any]) -> dict[str, Any]:
     from finegauge.formats.unsloth import FORMAT
 
     inside = {key.rpartition(".")[2]: key for key in sorted({*FORMAT.known, *FORMAT.keys}) if "*" not in key}
-    return {inside.get(name, name): value for name, value in options.items()}
+    off = {name: inside[name[3:]] for name in options if name.startswith("no_") and name[3:] in inside}
+    on = {inside.get(name, name): value for name, value in options.items() if name not in off}
+    return on | dict.fromkeys(off.values(), False)
 
 
 def _of_unsloth_cli(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,7 +199,7 @@ _ARGUMENTS = ("optim_args", "optim.extra_kwargs")  # of transformers; of litgpt 
 
 
 def read_optimizer(reading: Reading, key: str, default: str) -> None:
-    """Read the optimizer; one that is not supported counts as AdamW, and that is said."""
+    """Read the optimizer by the names of transformers, and of classes."""
     older = not reading.stated(key) and reading.flag("adafactor")  # transformers' own switch, before 5
     optimizer = "adafactor" if older else reading.text(key, default).rpartition(".")[2]
     optimizer, layerwise, _ = optimizer.partition("_layerwise")
@@ -208,13 +208,17 @@ def read_optimizer(reading: Reading, key: str, default: str) -> None:
     projects, told = optimizer.startswith(PROJECTING), str([*map(reading.get, _ARGUMENTS)])[:1000]
     if projects and (rank := re.search(r"\brank\s*=\s*(\d{1,6})", told)):
         reading.set("optimizer_rank", int(rank[1]), *_ARGUMENTS)
-    optimizer = _CLASSES.get(optimizer, optimizer)
+    note_optimizer(reading, _CLASSES.get(optimizer, optimizer), "adafactor" if older else key)
+
+
+def note_optimizer(reading: Reading, optimizer: str, key: str) -> None:
+    """State the optimizer that `key` names; one that is not supported counts as AdamW, and that is said."""
     try:
         FIELDS["optimizer"]("optimizer", optimizer)
     except FieldError:
         reading.warn(f"{key}={shown(optimizer)} is not modelled: it is taken as AdamW with 32-bit states.")
         optimizer = "adamw"
-    reading.set("optimizer", optimizer, "adafactor" if older else key)
+    reading.set("optimizer", optimizer, key)
     if optimizer in ("adamw_torch", "adamw_torch_fused"):
         implementation = "fused" if optimizer == "adamw_torch_fused" else "foreach"
         reading.set("optimizer_implementation", implementation, key)
@@ -415,10 +419,9 @@ def read_sharding(reading: Reading, *, by_config: bool = False) -> None:
         _read_deepspeed(reading)
     elif fsdp or (by_config and reading.get("fsdp_config")):
         words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
-        fields = {
-            "cpu_offload": "none",
-            **launcher_files.fsdp_fields(mapping_in(reading.get("fsdp_config")), words.lower().split()),
-        }
+        section, unread = launcher_files.fsdp_section(reading.get("fsdp_config"), reading.file)
+        reading.warnings += [unread] if unread else []
+        fields = {"cpu_offload": "none", **launcher_files.fsdp_fields(section, words.lower().split())}
         for field, value in fields.items():
             reading.set(field, value, "fsdp", "fsdp_config")
     else:
@@ -442,6 +445,8 @@ def _read_deepspeed(reading: Reading) -> None:
         if field in ("tensor_parallel", "optimizer") or by_engine:
             reading.set(field, value, "deepspeed")
     launcher_files.refuse_other_batch(keys or {}, reading.fields, ranks)
+    said = "" if by_engine else launcher_files.other_precision(keys or {}, reading.fields)
+    reading.warnings += [said] if said else []
 
 
 def read_zero(reading: Reading, key: str, *beside: str) -> Mapping[str, Any] | None:
