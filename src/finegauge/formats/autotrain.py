@@ -4,8 +4,8 @@ What no key says but the framework does (read from its source, 0.8): without `pe
 fp32 unless `mixed_precision` says otherwise; with it LoRA of rank 16, alpha 32, dropout 0.05 on all linear
 layers over NF4 weights, singly quantised, unless `quantization` is none; adapters in fp32; checkpointing on,
 reentrant where quantised; samples one row after the other, cut at 1,024 unless `block_size` says otherwise,
-and at the tokenizer's `model_max_length` of 2,048; preference and reward pairs padded to the longest; micro-batches of 2, four to a step; one epoch; no saves
-before the end. A file is read, and none is written.
+and at the `model_max_length` of 2,048; preference and reward pairs padded to the longest; micro-batches of 2,
+four to a step; one epoch; no saves before the end. A file is read, and none is written.
 """
 
 import re
@@ -102,7 +102,7 @@ def _read_length(reading: Reading) -> None:
 
 
 def _read_backend(reading: Reading) -> None:
-    """Read the cards that train (spaces-l4x4, nvcf-h100x2, dgx-8a100; "local" says none), and ZeRO on several."""
+    """Read the cards that train (spaces-l4x4, nvcf-h100x2, dgx-8a100; "local" says none), and ZeRO."""
     machine = re.sub(r"^(spaces|nvcf|dgx)-", "", reading.text("backend"))
     machine = re.sub(r"^(\d?)(a100)$", lambda found: f"{found[2]}x{found[1] or 1}", machine)
     told = of_hub(machine)

@@ -16,7 +16,7 @@ from typing import Any
 from finegauge import documents
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, shown
-from finegauge.formats.sheet import ACCELERATE, mapping_in, value_at, without
+from finegauge.formats.sheet import mapping_in, value_at, without
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, whole
 from finegauge.run.rules import DATA_DEGREES, FSDP, MODEL_DEGREES, STATED
@@ -96,6 +96,15 @@ class Alongside(NamedTuple):
         count = self._of_accelerate().get("num_gpus")
         return int(count) if count is not None else None
 
+    def _keys_of_deepspeed(self) -> Mapping[str, Any]:
+        """Return the keys of DeepSpeed's file, or of that which accelerate's file names."""
+        if self.deepspeed is not None:
+            return keys_of_file(self.deepspeed, "DeepSpeed")
+        given = self.accelerate
+        keys = keys_of_file(given, "accelerate") if isinstance(given, str) else given or {}
+        named = mapping_in(keys, "deepspeed_config").get("deepspeed_config_file")
+        return zero_of(named, given if isinstance(given, str) else self.beside).keys or {} if named else {}
+
     def _of_accelerate(self) -> dict[str, Any]:
         given = self.accelerate
         if isinstance(given, str):
@@ -107,8 +116,8 @@ class Alongside(NamedTuple):
 
         Raises: FieldError where the two contradict each other.
         """
-        if self.deepspeed and (said := unmodelled(keys_of_file(self.deepspeed, "DeepSpeed"))):
-            warnings.append(said)
+        keys = self._keys_of_deepspeed()
+        warnings += filter(None, (unmodelled(keys), other_precision(keys, fields)))
         for origin, found in self.fields():
             _refuse_contradictions(origin, found, fields, origins)
             for field, value in found.items():
@@ -122,6 +131,8 @@ class Alongside(NamedTuple):
                 if not keeps and not unsharded:
                     fields[field] = value
                     origins[field] = origin
+        divided = any(str(fields.get(name, 1)) != "1" for name in MODEL_DEGREES)
+        refuse_other_batch(keys, fields, None if divided else self.launched_gpus())
         if self.num_gpus is not None:
             fields["num_gpus"], origins["num_gpus"] = self.num_gpus, FROM_COMMAND_LINE
 
@@ -218,12 +229,12 @@ def refuse_other_batch(keys: Mapping[str, Any], fields: Mapping[str, Any], ranks
 
 
 def other_precision(keys: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """Return the warning of a 16-bit format that DeepSpeed's keys have and a training file has not, or "" """
+    """Return the warning of a 16-bit format that DeepSpeed's keys and a training file do not share, or ""."""
     for dtype in ("bf16", "fp16"):
         enabled, asked = mapping_in(keys, dtype).get("enabled", "auto"), fields.get("autocast")
         if asked and enabled != "auto" and flag(f"{dtype}.enabled", enabled) != (asked == dtype):
-            said = f"{dtype}.enabled={str(enabled).lower()} of the DeepSpeed file contradicts the training file's"
-            return f"{said} autocast={asked}, where transformers stops: the latter is taken."
+            said = f"{dtype}.enabled={str(enabled).lower()} of the DeepSpeed file contradicts"
+            return f"{said} autocast={asked}, where transformers stops; make them equal, or the former auto."
     return ""
 
 
@@ -403,8 +414,9 @@ def fsdp_fields(section: Mapping[str, Any], asked: Collection[str] = ()) -> dict
 
 def fsdp_section(told: Any, config_file: str) -> tuple[Mapping[str, Any], str]:
     """Return FSDP's keys that stand in a training file or in the JSON file that it names, and a warning."""
-    if not isinstance(told, str):
-        return mapping_in(told), ""
+    inline = mapping_in(told)
+    if inline or not isinstance(told, str):
+        return inline, ""
     path, _ = find_inside(told, config_file)
     keys = documents.parse_yaml(read_text(path), os.path.basename(path)) if path else None
     unread = "" if path else f"fsdp_config: {shown(told)} was not found; FSDP is taken as it is unasked."
@@ -466,11 +478,6 @@ def unsaid_gpus(fields: Mapping[str, Any]) -> list[str]:
         return []
     least = "the smallest that the degrees allow" if degrees else "1"
     return [f"How many GPUs is the launcher's to say: taken as {least}; add num_gpus=8 for eight."]
-
-
-def per_node(run: Run) -> int:
-    """Return the GPUs of one node."""
-    return run.num_gpus // run.num_nodes
 
 
 def accelerate(run: Run) -> dict[str, Any]:
@@ -568,29 +575,3 @@ def deepspeed(run: Run, *, explicit: bool = False) -> dict[str, Any]:
 def degrees_beyond_data(run: Run) -> int:
     """Return the GPUs that read the same sequences."""
     return prod(getattr(run, name) for name in MODEL_DEGREES)
-
-
-def accelerate_launch(run: Run, program: str) -> str:
-    """Return the command that starts `program` under accelerate's file."""
-    where = ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port 29500'
-    return f"accelerate launch --config_file {ACCELERATE}{where if run.num_nodes > 1 else ''} {program}"
-
-
-def torchrun(run: Run, program: str) -> str:
-    """Return the command that starts `program` on every GPU by torchrun."""
-    return f"torchrun {torchrun_words(run)} {program}"
-
-
-def torchrun_words(run: Run) -> str:
-    """Return what torchrun is told of the machines."""
-    where = f"--nnodes {run.num_nodes} --nproc_per_node {per_node(run)}"
-    if run.num_nodes > 1:
-        where += ' --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29500'
-    return where
-
-
-def environment(run: Run) -> str:
-    """Return the variables that frameworks with a launcher of their own read, before the command."""
-    words = f"NNODES={run.num_nodes} NPROC_PER_NODE={per_node(run)}"
-    where = ' NODE_RANK="$NODE_RANK" MASTER_ADDR="$MASTER_ADDR" MASTER_PORT=29500'
-    return f"{words}{where}" if run.num_nodes > 1 else words

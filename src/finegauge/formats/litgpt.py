@@ -2,8 +2,9 @@
 
 What no key says but the framework does (read from its finetune scripts, 0.4 to 0.5): bf16 autocast over fp32
 weights, unless `precision` says bf16-true; LoRA of rank 8, alpha 16, dropout 0.05 on queries and values; five
-epochs of Alpaca; 16 sequences a step (512 in pre-training, as long as the model takes, for 3e12 tokens), 1 at
-a time (4); one device, more than one by FSDP with every block checkpointed; the head and its loss in chunks of 128 tokens under LoRA. Its own models.
+epochs of Alpaca; 16 sequences a step (512 in pre-training, as long as the model takes, for 3e12 tokens), 1
+at a time (4); one device, more than one by FSDP with every block checkpointed; head and loss in chunks
+of 128 tokens under LoRA. Its own models.
 """
 
 from finegauge.errors import FieldError, shown

@@ -119,8 +119,14 @@ def _read_batch(reading: Reading) -> None:
         reading.warn(f"{_MICRO} is found by Composer (auto): taken as 1; 'finegauge max-batch' tells more.")
     micro = 1 if micro == "auto" else whole(1, 10**6)(_MICRO, micro)
     share = reading.whole(_BATCH, micro, 10**9) // (gpus or 1)
-    reading.set("micro_batch_size", max(1, min(micro, share)), _MICRO)
-    if reading.stated(_BATCH):
+    taken = max(1, min(micro, share))
+    reading.set("micro_batch_size", taken, _MICRO)
+    if reading.stated(_BATCH) and share % taken:  # the last of a step's micro-batches is smaller
+        reading.warn(
+            f"{_MICRO}={micro} does not divide a GPU's {share} samples: taken as that many each time."
+        )
+        reading.set("gradient_accumulation_steps", -(-share // taken), _BATCH)
+    elif reading.stated(_BATCH):
         reading.set_accumulation(_BATCH, data_parallel=gpus)
 
 

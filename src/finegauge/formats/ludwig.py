@@ -9,13 +9,12 @@ A file is read, and none is written.
 
 import re
 from collections.abc import Mapping
-from math import prod
 from typing import Any
 
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, switch
-from finegauge.formats.sheet import mapping_in
+from finegauge.formats.sheet import mapping_in, value_at
 from finegauge.run.field import number, whole
 
 _ADAPTERS = trainer_keys.Adapters(
@@ -85,10 +84,9 @@ def _read_batch(reading: Reading) -> None:
     stated = {name: reading.text(f"trainer.{name}", unasked) for name, unasked in _SIZES.items()}
     sizes = {name: int(whole(1, 10**9)(name, value)) for name, value in stated.items() if value != "auto"}
     whole_batch, keys = sizes.pop("effective_batch_size", 0), tuple(f"trainer.{name}" for name in _SIZES)
-    if whole_batch % prod(sizes.values()) and reading.stated(keys[2]):
-        raise FieldError(
-            f"trainer.effective_batch_size={whole_batch} is no multiple of batch_size and accumulation."
-        )
+    for name, size in sizes.items():
+        if whole_batch % size:
+            raise FieldError(f"trainer.effective_batch_size={whole_batch} is no multiple of {name}={size}.")
     each = whole_batch // int(reading.fields.get("num_gpus", 1))
     micro, steps = map(sizes.get, ("batch_size", "gradient_accumulation_steps"))
     if micro is None and not (each and steps):
@@ -102,11 +100,12 @@ def _read_batch(reading: Reading) -> None:
 
 def _read_length(reading: Reading) -> None:
     key, length, images = "preprocessing.global_max_sequence_length", 0, 0
+    usual = value_at(reading.keys, "defaults.text.preprocessing.max_sequence_length")
     for name in ("input_features", "output_features"):
         listed: Any = reading.get(name)
         for feature in listed if isinstance(listed, list) else ():
             inside = feature.get("preprocessing") if isinstance(feature, dict) else None
-            stated = inside.get("max_sequence_length") if isinstance(inside, dict) else None
+            stated = inside.get("max_sequence_length", usual) if isinstance(inside, dict) else usual
             length += int(whole(0, 10**7)("max_sequence_length", stated or 0))
             images += isinstance(feature, dict) and feature.get("type") == "image"
     reading.set("images_per_sample", images or None, "input_features")
