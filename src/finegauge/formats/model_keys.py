@@ -56,6 +56,9 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     r"run_(summarization|translation|speech_recognition_seq2seq)": {"auto_class": "seq2seq_lm"},
 }
 _LABELS = {"mnli": 3, "stsb": 1}  # of GLUE's tasks; two of the others
+PARAMETERS = ("target_parameters", "lora_target_parameters")
+_EXPERTS_ALONE = ("mixtral", "minimax", "minimax_m2", "gpt_oss")  # model types without any dense MLP
+_OF_EXPERTS = ("gate_up_proj", "down_proj")
 FROZEN = ("freeze_language_model", "freeze_vision_tower", "freeze_projector")
 PIXELS = ("image_min_pixels", "image_max_pixels")
 # Which layers PEFT adapts where nobody says, for the families named; others: query and value.
@@ -212,16 +215,17 @@ def read_expert_targets(reading: Reading) -> None:
     PEFT gives these no dropout and refuses it: a file that ran with an older one is taken without, which
     changes nothing but a mask.
     """
-    key = reading.which("target_parameters", "lora_target_parameters")
+    key = reading.which(*PARAMETERS)
     bare = [name.removesuffix(".weight").rpartition(".")[2] for name in names(key, reading.get(key) or ())]
-    targets = names("lora_targets", reading.fields["lora_targets"])
+    known = known_model(str(reading.fields["model"]))
+    kind = str(known.config.get("model_type")) if known else ""
+    targets = _layers_there(reading, names("lora_targets", reading.fields["lora_targets"]), kind, bare)
     every = "all-linear" in targets
     if bare and every:
         reading.warn(f"{key} beside all linear layers is not modelled: the run is taken as without it.")
     elif bare:
         reading.set("lora_targets", list(dict.fromkeys([*targets, *bare])), key)
-    known = known_model(str(reading.fields["model"]))
-    rewritten = REWRITTEN.get(str(known.config.get("model_type")), {}) if known else {}
+    rewritten = REWRITTEN.get(kind, {})
     lists = framework_of(reading.format.name).lists_linears
     hit = bare or (rewritten if every and not lists else rewritten.keys() & set(targets))
     dropout = number(0, 1)("lora_dropout", reading.fields.get("lora_dropout") or 0)
@@ -236,6 +240,26 @@ def read_expert_targets(reading: Reading) -> None:
             f"lora_dropout={dropout:g} is taken as 0: transformers 5 holds experts as parameters, whose "
             "adapters PEFT gives no dropout; transformers_version=4.57 has them as layers."
         )
+
+
+def _layers_there(reading: Reading, targets: list[str], kind: str, bare: list[str]) -> list[str]:
+    """Return the targets that a model of this type has as layers, and warn of what is not counted.
+
+    Experts that are parameters by the name of a dense model's layer have no adapters of it.
+    """
+    framework = framework_of(reading.format.name)
+    if any(re.search(r"\.\d+\.", name) for name in targets):
+        reading.warn("Targets name single layers: their adapters are taken to be on all layers.")
+    beside = {"lm_head", "embed_tokens"} & set(targets)
+    if beside and framework.name != "Unsloth":  # which trains them whole
+        reading.warn(f"Adapters on {', '.join(sorted(beside))} are not modelled: the run is as without them.")
+    if kind in framework.linear_experts or framework.own_models or kind not in _EXPERTS_ALONE:
+        return targets
+    found = [name for name in targets if name not in _OF_EXPERTS or name in bare]
+    if found != targets and not (found or bare):
+        raise FieldError(f"{', '.join(targets)} are no layers of a {kind} model; give target_parameters.")
+    reading.fields["lora_targets"] = found
+    return found
 
 
 def peft_choice(reading: Reading) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ class Adapters(NamedTuple):
         for name in filter(reading.flag, dora):
             reading.set("adapter", "dora", name)
         usual = "all-linear" if self.all_unasked else model_keys.peft_choice(reading)
-        asked = reading.get(targets) or usual
+        asked = reading.get(targets) or ([] if reading.stated(*model_keys.PARAMETERS) else usual)
         if isinstance(asked, str) and (meant := of_pattern(asked)):
             reading.warn(f"{targets} is a pattern: taken as {', '.join(meant)} wherever these are.")
             asked = meant
