@@ -39,10 +39,6 @@ _OF_OPTIONS = {  # other names of its options, and those that its file has in ot
     **{"gradient_accumulation_steps": "params.gradient_accumulation", "int4": "use_int4", "int8": "use_int8"},
     **{"use_int4": "use_int4", "use_int8": "use_int8", "use_fa2": "params.use_flash_attention_2"},
     **{name: f"hub.{name}" for name in ("push_to_hub", "token", "username", "repo_id")},
-    **{
-        f"{name}_column": f"data.column_mapping.{name}_column" for name in ("text", "prompt", "rejected_text")
-    },
-    "target_column": "data.column_mapping.target_column",
 }
 
 

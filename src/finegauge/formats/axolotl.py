@@ -13,16 +13,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, model_keys, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, degrees, key, model_key, read_degrees
-from finegauge.formats.sheet import (
-    DEEPSPEED,
-    Sheet,
-    dataset_name,
-    file_kind,
-    targets,
-    torchrun_words,
-    whole_number,
-    without,
-)
+from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, file_kind, targets, whole_number, without
 from finegauge.run.field import flag, names, number
 from finegauge.run.rules import PAIRED
 from finegauge.run.run import Run
@@ -391,6 +382,6 @@ def sheet(run: Run) -> Sheet:
     beside = {DEEPSPEED: launcher_files.deepspeed(run)} if launcher_files.uses_deepspeed(run) else {}
     command = f"axolotl train {FILE}"
     if run.num_gpus > 1:
-        command = f"{command} --launcher torchrun -- {torchrun_words(run)}"
+        command = f"{command} --launcher torchrun -- {launcher_files.torchrun_words(run)}"
     packages = "axolotl[deepspeed]" if beside else "axolotl"
     return Sheet(FILE, FORMAT.written(run), command, packages, beside)

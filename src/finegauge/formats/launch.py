@@ -487,7 +487,12 @@ def _as_keys(
         from finegauge.formats.megatron_lm import recipe_of_command
 
         keys = {**keys, **recipe_of_command(named, options, loose)}
-    options = options if program.renamed is None else program.renamed(options)
+    elif program.renamed is not None:
+        options = program.renamed(options)
+    elif named == "autotrain":
+        from finegauge.formats.autotrain import of_options
+
+        options = of_options(options)
     if program.model and loose:
         options = {program.model: loose[0], **options}
     return programs.in_full(options) if program.reader in ("trl", "trl:TRAINER") else options, keys

@@ -16,7 +16,7 @@ from typing import Any
 from finegauge import documents
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FileFormatError, shown
-from finegauge.formats.sheet import mapping_in, value_at, without
+from finegauge.formats.sheet import ACCELERATE, mapping_in, value_at, without
 from finegauge.records import NamedTuple
 from finegauge.run.field import flag, whole
 from finegauge.run.rules import DATA_DEGREES, FSDP, MODEL_DEGREES, STATED
@@ -412,17 +412,6 @@ def fsdp_fields(section: Mapping[str, Any], asked: Collection[str] = ()) -> dict
     return fields
 
 
-def fsdp_section(told: Any, config_file: str) -> tuple[Mapping[str, Any], str]:
-    """Return FSDP's keys that stand in a training file or in the JSON file that it names, and a warning."""
-    inline = mapping_in(told)
-    if inline or not isinstance(told, str):
-        return inline, ""
-    path, _ = find_inside(told, config_file)
-    keys = documents.parse_yaml(read_text(path), os.path.basename(path)) if path else None
-    unread = "" if path else f"fsdp_config: {shown(told)} was not found; FSDP is taken as it is unasked."
-    return mapping_in(keys), unread
-
-
 def _deepspeed(section: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return the fields of deepspeed_config: a file named in it, or its own few keys."""
     named = section.get("deepspeed_config_file")
@@ -478,6 +467,11 @@ def unsaid_gpus(fields: Mapping[str, Any]) -> list[str]:
         return []
     least = "the smallest that the degrees allow" if degrees else "1"
     return [f"How many GPUs is the launcher's to say: taken as {least}; add num_gpus=8 for eight."]
+
+
+def per_node(run: Run) -> int:
+    """Return the GPUs of one node."""
+    return run.num_gpus // run.num_nodes
 
 
 def accelerate(run: Run) -> dict[str, Any]:
@@ -575,3 +569,29 @@ def deepspeed(run: Run, *, explicit: bool = False) -> dict[str, Any]:
 def degrees_beyond_data(run: Run) -> int:
     """Return the GPUs that read the same sequences."""
     return prod(getattr(run, name) for name in MODEL_DEGREES)
+
+
+def accelerate_launch(run: Run, program: str) -> str:
+    """Return the command that starts `program` under accelerate's file."""
+    where = ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port 29500'
+    return f"accelerate launch --config_file {ACCELERATE}{where if run.num_nodes > 1 else ''} {program}"
+
+
+def torchrun(run: Run, program: str) -> str:
+    """Return the command that starts `program` on every GPU by torchrun."""
+    return f"torchrun {torchrun_words(run)} {program}"
+
+
+def torchrun_words(run: Run) -> str:
+    """Return what torchrun is told of the machines."""
+    where = f"--nnodes {run.num_nodes} --nproc_per_node {per_node(run)}"
+    if run.num_nodes > 1:
+        where += ' --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29500'
+    return where
+
+
+def environment(run: Run) -> str:
+    """Return the variables that frameworks with a launcher of their own read, before the command."""
+    words = f"NNODES={run.num_nodes} NPROC_PER_NODE={per_node(run)}"
+    where = ' NODE_RANK="$NODE_RANK" MASTER_ADDR="$MASTER_ADDR" MASTER_PORT=29500'
+    return f"{words}{where}" if run.num_nodes > 1 else words

@@ -17,15 +17,7 @@ from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FieldError, InputError, UnknownNameError, UnsupportedError, shown
 from finegauge.formats import launcher_files, model_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, key, model_key
-from finegauge.formats.sheet import (
-    ACCELERATE,
-    DEEPSPEED,
-    Sheet,
-    accelerate_launch,
-    dataset_name,
-    environment,
-    refuse,
-)
+from finegauge.formats.sheet import ACCELERATE, DEEPSPEED, Sheet, dataset_name, refuse
 from finegauge.run.field import flag, names, number, whole
 from finegauge.run.rules import PROJECTING
 from finegauge.run.run import Run
@@ -430,8 +422,8 @@ def sheet(run: Run) -> Sheet:
     command = f"llamafactory-cli train {FILE}"
     if launcher_files.uses_fsdp(run):
         beside[ACCELERATE] = launcher_files.accelerate(run)
-        command = accelerate_launch(run, f"-m llamafactory.launcher {FILE}")
+        command = launcher_files.accelerate_launch(run, f"-m llamafactory.launcher {FILE}")
     elif run.num_gpus > 1:
-        command = f"FORCE_TORCHRUN=1 {environment(run)} {command}"
+        command = f"FORCE_TORCHRUN=1 {launcher_files.environment(run)} {command}"
     notes = ("dataset_info.json has to list the data set.",) if "dataset" in keys else ()
     return Sheet(FILE, keys, command, trainer_keys.packages(run, "llamafactory"), beside, notes=notes)

@@ -19,7 +19,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, llamafactory, megatron_lm, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, fixed, key, model_key, switch
-from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, environment, refuse, whole_number
+from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, refuse, whole_number
 from finegauge.run.field import number, whole
 from finegauge.run.run import Run
 
@@ -272,5 +272,5 @@ def sheet(run: Run) -> Sheet:
     beside = {DEEPSPEED: launcher_files.deepspeed(run)} if launcher_files.uses_deepspeed(run) else {}
     command = f"USE_V1=1 llamafactory-cli {_COMMANDS[run.phase]} {FILE}"
     if run.num_gpus > 1:
-        command = f"FORCE_TORCHRUN=1 {environment(run)} {command}"
+        command = f"FORCE_TORCHRUN=1 {launcher_files.environment(run)} {command}"
     return Sheet(FILE, FORMAT.written(run), command, "llamafactory", beside, spoken=("phase",))

@@ -13,7 +13,7 @@ from typing import Any
 
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, trainer_keys
-from finegauge.formats.key_table import Format, Reading, Row, fixed, key, switch
+from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 from finegauge.formats.sheet import mapping_in, value_at
 from finegauge.run.field import number, whole
 
@@ -24,20 +24,7 @@ _ADAPTERS = trainer_keys.Adapters(
 )
 _BITS = "quantization.bits"
 _MERGES = "adapter.postprocessor.merge_adapter_into_base_model"
-_PRESETS = (  # names that Ludwig has for models of the Hub, where the catalogue has not
-    (r"llama-2-(\d+b)-chat", r"meta-llama/Llama-2-\1-chat-hf"),
-    (r"codellama-(\d+b)-instruct", r"codellama/CodeLlama-\1-Instruct-hf"),
-    (r"mistral-7b-instruct", "mistralai/Mistral-7B-Instruct-v0.1"),
-)
 _SIZES = {"batch_size": "1", "gradient_accumulation_steps": "auto", "effective_batch_size": "auto"}
-
-
-def _read_model(reading: Reading) -> None:
-    name = str(reading.get("base_model", ""))
-    for preset, model in _PRESETS:
-        name = re.sub(rf"^{preset}$", model, name, flags=re.IGNORECASE)
-    reading.set("model", name or None, "base_model")
-    reading.need_model()
 
 
 def _read_kind(reading: Reading) -> None:
@@ -157,7 +144,7 @@ FORMAT = Format(
     "Ludwig",
     (
         Row("model_type trainer.type", _read_kind),
-        Row("base_model", _read_model),
+        model_key("base_model"),
         Row(
             f"adapter {_ADAPTERS.keys} {_MERGES} adapter.type quantization {_BITS} "
             "quantization.bnb_4bit_use_double_quant trainer.use_mixed_precision",

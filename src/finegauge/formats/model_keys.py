@@ -57,8 +57,6 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 }
 _LABELS = {"mnli": 3, "stsb": 1}  # of GLUE's tasks; two of the others
 PARAMETERS = ("target_parameters", "lora_target_parameters")
-_EXPERTS_ALONE = ("mixtral", "minimax", "minimax_m2", "gpt_oss")  # model types without any dense MLP
-_OF_EXPERTS = ("gate_up_proj", "down_proj")
 FROZEN = ("freeze_language_model", "freeze_vision_tower", "freeze_projector")
 PIXELS = ("image_min_pixels", "image_max_pixels")
 # Which layers PEFT adapts where nobody says, for the families named; others: query and value.
@@ -253,10 +251,12 @@ def _layers_there(reading: Reading, targets: list[str], kind: str, bare: list[st
     beside = {"lm_head", "embed_tokens"} & set(targets)
     if beside and framework.name != "Unsloth":  # which trains them whole
         reading.warn(f"Adapters on {', '.join(sorted(beside))} are not modelled: the run is as without them.")
-    if kind in framework.linear_experts or framework.own_models or kind not in _EXPERTS_ALONE:
+    rewritten = REWRITTEN.get(kind, {})
+    if kind in framework.linear_experts or framework.own_models or not (rewritten or kind == "gpt_oss"):
         return targets
-    found = [name for name in targets if name not in _OF_EXPERTS or name in bare]
-    if found != targets and not (found or bare):
+    parameters = {"gate_up_proj", "down_proj"} - rewritten.keys() - {*bare}
+    found = [name for name in targets if name not in parameters]
+    if targets and not (found or bare):
         raise FieldError(f"{', '.join(targets)} are no layers of a {kind} model; give target_parameters.")
     reading.fields["lora_targets"] = found
     return found

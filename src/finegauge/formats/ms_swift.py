@@ -20,7 +20,7 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, megatron_lm, model_keys, rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, always, degrees, fixed, key, model_key
-from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, environment, require
+from finegauge.formats.sheet import DEEPSPEED, Sheet, dataset_name, require
 from finegauge.run.field import names, number, whole
 from finegauge.run.run import Run
 
@@ -440,6 +440,6 @@ def sheet(run: Run) -> Sheet:
     verb = {"sft": "sft", "pretrain": "pt"}.get(run.phase, "rlhf")
     command = f"swift {verb} {FILE}"
     if run.num_gpus > 1:
-        command = f"{environment(run)} {command}"
+        command = f"{launcher_files.environment(run)} {command}"
     packages = "ms-swift deepspeed" if "deepspeed" in keys else "ms-swift"
     return Sheet(FILE, keys, command, packages, beside, spoken=("phase",) if verb == "pt" else ())

@@ -29,11 +29,9 @@ from finegauge.formats.sheet import (
     Sheet,
     dataset_name,
     mapping_in,
-    per_node,
     repository,
     require,
     targets,
-    torchrun,
     whole_number,
 )
 from finegauge.run.field import names, whole
@@ -315,7 +313,7 @@ def sheet(run: Run) -> Sheet:
     """
     instead = "its recipe fine-tunes, whole or by LoRA."
     require(run, FORMAT.name, instead, phase=("sft",), method=("full", "lora", "qlora"))
-    command = f"automodel {FILE} --nproc-per-node {per_node(run)}"
+    command = f"automodel {FILE} --nproc-per-node {launcher_files.per_node(run)}"
     if run.num_nodes > 1:
-        command = torchrun(run, f"-m nemo_automodel.cli.app {FILE}")
+        command = launcher_files.torchrun(run, f"-m nemo_automodel.cli.app {FILE}")
     return Sheet(FILE, FORMAT.written(run), command, "nemo-automodel")

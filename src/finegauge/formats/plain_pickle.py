@@ -26,7 +26,7 @@ from finegauge.formats.evidence import Evidence, Frame, placed
 from finegauge.formats.sheet import listed
 
 MAX_STEPS = 40_000_000  # instructions
-MAX_OPEN = 100_000  # values within each other, or beside each other and not yet in any
+MAX_OPEN = 300_000  # values within each other, or beside each other and not yet in any
 _MARK = object()
 _MAKING = ("GLOBAL", "REDUCE", "INST", "BUILD", "OBJ", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL")
 
@@ -74,7 +74,7 @@ class _Machine:
             **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
             "NONE": lambda _: push(None), "NEWTRUE": lambda _: push(True), "NEWFALSE": lambda _: push(False),
             "MARK": lambda _: push(_MARK), "EMPTY_TUPLE": lambda _: push(()),
-            "EMPTY_DICT": lambda _: self._begin({}), "EMPTY_LIST": lambda _: self._begin([]),
+            "EMPTY_DICT": lambda _: push({}), "EMPTY_LIST": lambda _: push([]),
             "TUPLE1": lambda _: self._tuple(1), "TUPLE2": lambda _: self._tuple(2),
             "TUPLE3": lambda _: self._tuple(3), "TUPLE": lambda _: push(tuple(self._popped())),
             "APPEND": self._append, "APPENDS": self._extend, "SETITEM": self._set,
@@ -96,12 +96,9 @@ class _Machine:
                     else f"its instruction {instruction.name} makes no plain value"
                 )  # fmt: skip
             act(argument)
+            if len(self._stack) > MAX_OPEN:
+                raise _RefusedError(f"it nests more than {MAX_OPEN:,} values")
         raise _RefusedError(f"it has more than {MAX_STEPS:,} instructions")
-
-    def _begin(self, empty: Any) -> None:
-        if len(self._stack) >= MAX_OPEN:
-            raise _RefusedError(f"it nests more than {MAX_OPEN:,} values")
-        self._stack.append(empty)
 
     def _text(self, text: str) -> None:
         self._stack.append(text.encode("utf-8", "replace").decode("utf-8"))  # without halves of characters

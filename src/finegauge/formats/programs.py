@@ -183,12 +183,6 @@ def _of_unsloth(options: Mapping[str, Any]) -> dict[str, Any]:
     return on | dict.fromkeys(off.values(), False)
 
 
-def _of_autotrain(options: Mapping[str, Any]) -> dict[str, Any]:
-    from finegauge.formats.autotrain import of_options
-
-    return of_options(options)
-
-
 def _of_litgpt(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of `litgpt`, where a class stands beside its arguments: --data JSON --data.json_path."""
     classes = {key.partition(".")[0] for key in options if "." in key} & {*options}
@@ -240,10 +234,7 @@ TOOLS: Mapping[str, Mapping[str, Program]] = {
     "swift": _SWIFT | {"rollout": _VLLM},
     "megatron": {word: Program("ms_swift:MEGATRON", {"command": word}) for word in ("sft", "pt", "rlhf")},
     "tune": {"run": _TORCHTUNE},
-    "autotrain": {
-        "llm": Program("autotrain", {"task": "llm"}, renamed=_of_autotrain),
-        "": Program("autotrain", renamed=_of_autotrain),
-    },
+    "autotrain": {"llm": Program("autotrain", {"task": "llm"}), "": Program("autotrain")},
     "ludwig": {"train": Program("ludwig"), "experiment": Program("ludwig")},
     "litgpt": {
         **{f"finetune{kind}": LITGPT._replace(keys={"command": f"finetune{kind or '_lora'}"})

@@ -147,9 +147,10 @@ def _matched(pattern: str) -> list[str]:
         compiled = re.compile(pattern)
     except re.error:
         return []
-    parts = {name: "mlp" if re.search(r"gate|up_|down|w\d|fc|4h", name) else "self_attn" for name in _LAYERS}
-    paths = {name: f"model.layers.0.{part}.{name}" for name, part in sorted(parts.items())}
-    return [name for name, path in paths.items() if compiled.fullmatch(path)]
+    parts = {
+        name: "mlp" if re.search(r"gate|up_|down|fc|4h", name) else "self_attn" for name in _ENDS.split()
+    }
+    return [name for name, part in parts.items() if compiled.fullmatch(f"model.layers.0.{part}.{name}")]
 
 
 def whole_number(value: float) -> int | float:
@@ -373,34 +374,3 @@ def _yaml(keys: Mapping[str, Any]) -> str:
 
     Dumper.add_representer(str, text)
     return str(yaml.dump(keys, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100))
-
-
-def per_node(run: Run) -> int:
-    """Return the GPUs of one node."""
-    return run.num_gpus // run.num_nodes
-
-
-def accelerate_launch(run: Run, program: str) -> str:
-    """Return the command that starts `program` under accelerate's file."""
-    where = ' --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port 29500'
-    return f"accelerate launch --config_file {ACCELERATE}{where if run.num_nodes > 1 else ''} {program}"
-
-
-def torchrun(run: Run, program: str) -> str:
-    """Return the command that starts `program` on every GPU by torchrun."""
-    return f"torchrun {torchrun_words(run)} {program}"
-
-
-def torchrun_words(run: Run) -> str:
-    """Return what torchrun is told of the machines."""
-    where = f"--nnodes {run.num_nodes} --nproc_per_node {per_node(run)}"
-    if run.num_nodes > 1:
-        where += ' --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" --master_port 29500'
-    return where
-
-
-def environment(run: Run) -> str:
-    """Return the variables that frameworks with a launcher of their own read, before the command."""
-    words = f"NNODES={run.num_nodes} NPROC_PER_NODE={per_node(run)}"
-    where = ' NODE_RANK="$NODE_RANK" MASTER_ADDR="$MASTER_ADDR" MASTER_PORT=29500'
-    return f"{words}{where}" if run.num_nodes > 1 else words

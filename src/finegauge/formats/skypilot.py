@@ -10,7 +10,8 @@ from finegauge.catalogue.gpus import gpu as find
 from finegauge.catalogue.offers import Offer
 from finegauge.catalogue.tables import read_shipped
 from finegauge.errors import FineGaugeError
-from finegauge.formats.sheet import Sheet, mapping_in, per_node, without
+from finegauge.formats import launcher_files
+from finegauge.formats.sheet import Sheet, mapping_in, without
 from finegauge.run.run import Run
 
 FILE = "skypilot.yaml"
@@ -48,7 +49,7 @@ def task(run: Run, sheet: Sheet, offer: Offer | None, *, spot: bool = False) -> 
     """Return the task that starts `sheet` on the machines of `offer`, else of the run's own GPU."""
     gpu = (offer.gpu if offer else "") or run.gpu
     provider = offer.provider if offer else run.provider
-    of_node = offer.gpu_count if offer and offer.gpu_count else per_node(run)
+    per_node = offer.gpu_count if offer and offer.gpu_count else launcher_files.per_node(run)
     region = offer.region if offer else run.region
     cloud = _CLOUDS.get(provider or "")
     resources = without(
@@ -56,7 +57,7 @@ def task(run: Run, sheet: Sheet, offer: Offer | None, *, spot: bool = False) -> 
             "cloud": cloud,
             "region": region if cloud and region not in (None, "any") else None,
             "instance_type": offer.instance_type if offer and cloud in _NAMED_ALIKE else None,
-            "accelerators": f"{card(gpu)}:{of_node}" if gpu else None,
+            "accelerators": f"{card(gpu)}:{per_node}" if gpu else None,
             "use_spot": spot,
         }
     )

@@ -15,10 +15,10 @@ from math import prod
 from typing import Any
 
 from finegauge.errors import shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, read_degrees
 from finegauge.formats.recipes import FLOAT8, GATHERS, shipped
-from finegauge.formats.sheet import Sheet, dataset_name, dotted, known_model, repository, require, torchrun
+from finegauge.formats.sheet import Sheet, dataset_name, dotted, known_model, repository, require
 from finegauge.run.field import names, number, whole
 from finegauge.run.rules import NARROW_RECIPES, RECIPE_ALIASES
 from finegauge.run.run import FIELDS, Run
@@ -396,4 +396,4 @@ def sheet(run: Run) -> Sheet:
     """
     require(run, FORMAT.name, "it pre-trains every weight.", method=("full",), phase=("pretrain",))
     program = f"-m torchtitan.train --job.config_file {FILE}"
-    return Sheet(FILE, FORMAT.written(run), torchrun(run, program), "torchtitan")
+    return Sheet(FILE, FORMAT.written(run), launcher_files.torchrun(run, program), "torchtitan")

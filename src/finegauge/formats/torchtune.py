@@ -13,7 +13,7 @@ from typing import Any
 
 from finegauge.documents import read_text
 from finegauge.errors import FieldError, FineGaugeError, InputError, shown
-from finegauge.formats import trainer_keys
+from finegauge.formats import launcher_files, trainer_keys
 from finegauge.formats.key_table import NULL, Format, Reading, Row, always, degrees, fixed, key
 from finegauge.formats.sheet import (
     LINEAR,
@@ -24,7 +24,6 @@ from finegauge.formats.sheet import (
     refuse,
     require,
     targets,
-    torchrun_words,
     whole_number,
 )
 from finegauge.run.field import number, whole
@@ -562,7 +561,7 @@ def sheet(run: Run) -> Sheet:
     distributed = _is_distributed(run)
     recipe = "full_finetune" if run.method == "full" else "lora_finetune"
     recipe += "_distributed" if distributed else "_single_device"
-    where = f"{torchrun_words(run)} " if distributed else ""
+    where = f"{launcher_files.torchrun_words(run)} " if distributed else ""
     command = f"tune run {where}{recipe} --config {FILE}"
     folder = f"models/{_plain_name(run)}"
     notes = (f"Download the weights with 'tune download' to {folder}, and name its checkpoint_files.",)

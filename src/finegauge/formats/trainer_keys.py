@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, model_keys
 from finegauge.formats.key_table import Reading, Row, key
@@ -419,8 +420,11 @@ def read_sharding(reading: Reading, *, by_config: bool = False) -> None:
         _read_deepspeed(reading)
     elif fsdp or (by_config and reading.get("fsdp_config")):
         words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
-        section, unread = launcher_files.fsdp_section(reading.get("fsdp_config"), reading.file)
-        reading.warnings += [unread] if unread else []
+        told = reading.get("fsdp_config")
+        path = None if mapping_in(told) else launcher_files.find_inside(str(told), reading.file)[0]
+        section = mapping_in(parse_yaml(read_text(path), str(told)) if path else told)
+        if isinstance(told, str) and not section:
+            reading.warn(f"fsdp_config: {shown(told)} was not found; FSDP is taken as it is unasked.")
         fields = {"cpu_offload": "none", **launcher_files.fsdp_fields(section, words.lower().split())}
         for field, value in fields.items():
             reading.set(field, value, "fsdp", "fsdp_config")

@@ -31,7 +31,6 @@ from finegauge.formats.sheet import (
     listed,
     mapping_in,
     refuse,
-    torchrun,
 )
 from finegauge.run.field import whole
 from finegauge.run.rules import COMPARING, FSDP
@@ -485,7 +484,7 @@ def deepspeed_sheet(run: Run) -> Sheet:
     program = f"-m trl.scripts.{COMMANDS[run.phase]} --config {file}"
     json = launcher_files.deepspeed(sharded, explicit=True)
     names = " ".join(dict.fromkeys([*packages(sharded).split(), "deepspeed"]))
-    return Sheet(file, keys, torchrun(run, program), names, {DEEPSPEED: json})
+    return Sheet(file, keys, launcher_files.torchrun(run, program), names, {DEEPSPEED: json})
 
 
 def training_keys(run: Run) -> dict[str, Any]:
