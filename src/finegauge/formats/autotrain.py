@@ -31,11 +31,8 @@ _ADAPTERS = trainer_keys.Adapters(
 _OF_OPTIONS = {  # other names of its options, and those that its file has in other sections
     **{"model": "base_model", "data_path": "data.path", "task": "task", "use_peft": "params.peft"},
     **{name: name for name in ("project_name", "log", "backend")},
-    **{
-        "learning_rate": "params.lr",
-        "num_train_epochs": "params.epochs",
-        "train_batch_size": "params.batch_size",
-    },
+    **{"learning_rate": "params.lr", "num_train_epochs": "params.epochs"},
+    **{"train_batch_size": "params.batch_size"},
     **{"gradient_accumulation_steps": "params.gradient_accumulation", "int4": "use_int4", "int8": "use_int8"},
     **{"use_int4": "use_int4", "use_int8": "use_int8", "use_fa2": "params.use_flash_attention_2"},
     **{name: f"hub.{name}" for name in ("push_to_hub", "token", "username", "repo_id")},

@@ -100,16 +100,21 @@ class Alongside(NamedTuple):
         """Return the keys of DeepSpeed's file, or of that which accelerate's file names."""
         if self.deepspeed is not None:
             return keys_of_file(self.deepspeed, "DeepSpeed")
-        given = self.accelerate
-        keys = keys_of_file(given, "accelerate") if isinstance(given, str) else given or {}
+        keys, file = self._keys_of_accelerate()
         named = mapping_in(keys, "deepspeed_config").get("deepspeed_config_file")
-        return zero_of(named, given if isinstance(given, str) else self.beside).keys or {} if named else {}
+        return zero_of(named, file).keys or {} if named else {}
+
+    def _keys_of_accelerate(self) -> tuple[Mapping[str, Any], str]:
+        """Return accelerate's keys, and the file beside which those lie that they name."""
+        given = self.accelerate
+        return (
+            (keys_of_file(given, "accelerate"), given)
+            if isinstance(given, str)
+            else (given or {}, self.beside)
+        )
 
     def _of_accelerate(self) -> dict[str, Any]:
-        given = self.accelerate
-        if isinstance(given, str):
-            return accelerate_fields(keys_of_file(given, "accelerate"), given)
-        return accelerate_fields(given or {}, self.beside)
+        return accelerate_fields(*self._keys_of_accelerate())
 
     def lay_over(self, fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:
         """Put what stands alongside over the training file's `fields`.

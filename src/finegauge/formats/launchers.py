@@ -39,17 +39,8 @@ UNSET = re.compile(r"\$[\w({@]|`")
 # Options of launchers that programs take too, for the launcher that they start.
 OF_LAUNCHERS = (
     *("num_processes", "num_machines", "nproc_per_node", "nnodes", "accelerate_config", "launcher"),
-    *(
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "local_rank",
-        "machine_rank",
-        "main_process_ip",
-        "standalone",
-        "rdzv_endpoint",
-        "rdzv_backend",
-    ),
+    *("node_rank", "master_addr", "master_port", "local_rank", "machine_rank", "main_process_ip"),
+    *("standalone", "rdzv_endpoint", "rdzv_backend"),
 )
 # Keys of files, logs and learning: neither memory nor time hangs on what they hold.
 OF_FILES = re.compile(

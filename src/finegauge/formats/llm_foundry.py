@@ -39,11 +39,8 @@ _IMPLEMENTATIONS = (
     "model.attention_patch_type",  # of Llama, before transformers had flash attention
     "model.attn_implementation",
 )
-_FLASH, _MICRO, _BATCH = (
-    "model.use_flash_attention_2",
-    "device_train_microbatch_size",
-    "global_train_batch_size",
-)
+_FLASH = "model.use_flash_attention_2"
+_MICRO, _BATCH = "device_train_microbatch_size", "global_train_batch_size"
 _DATA = "train_loader.dataset"
 _FSDP = "fsdp_config"
 _SHARDINGS = {

@@ -227,12 +227,7 @@ def read_expert_targets(reading: Reading) -> None:
     lists = framework_of(reading.format.name).lists_linears
     hit = bare or (rewritten if every and not lists else rewritten.keys() & set(targets))
     dropout = number(0, 1)("lora_dropout", reading.fields.get("lora_dropout") or 0)
-    if (
-        hit
-        and dropout
-        and not reading.replaces("lora_dropout")
-        and not reading.replaces("transformers_version")
-    ):
+    if hit and dropout and not any(map(reading.replaces, ("lora_dropout", "transformers_version"))):
         reading.fields["lora_dropout"] = 0.0
         reading.warn(
             f"lora_dropout={dropout:g} is taken as 0: transformers 5 holds experts as parameters, whose "

@@ -228,6 +228,9 @@ class _Loaded(NamedTuple):
 
 def _loaded(asked: RunArgument) -> _Loaded:
     """Return what a RUN holds."""
+    if asked.kind == FILE and asked.place.endswith(".md"):
+        what = f"{os.path.basename(asked.place)} describes a model, not a run"
+        raise FileFormatError(f"{what}; name its model, or the file of its training.")
     if os.path.basename(asked.place) != ARGUMENTS:
         return _of_text(asked, os.path.basename(asked.place))
     from finegauge.formats.finished_runs import saved_run
