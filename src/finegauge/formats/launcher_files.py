@@ -106,12 +106,9 @@ class Alongside(NamedTuple):
 
     def _keys_of_accelerate(self) -> tuple[Mapping[str, Any], str]:
         """Return accelerate's keys, and the file beside which those lie that they name."""
-        given = self.accelerate
-        return (
-            (keys_of_file(given, "accelerate"), given)
-            if isinstance(given, str)
-            else (given or {}, self.beside)
-        )
+        if isinstance(self.accelerate, str):
+            return keys_of_file(self.accelerate, "accelerate"), self.accelerate
+        return self.accelerate or {}, self.beside
 
     def _of_accelerate(self) -> dict[str, Any]:
         return accelerate_fields(*self._keys_of_accelerate())

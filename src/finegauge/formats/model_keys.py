@@ -56,6 +56,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     r"run_(summarization|translation|speech_recognition_seq2seq)": {"auto_class": "seq2seq_lm"},
 }
 _LABELS = {"mnli": 3, "stsb": 1}  # of GLUE's tasks; two of the others
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 PARAMETERS = ("target_parameters", "lora_target_parameters")
 FROZEN = ("freeze_language_model", "freeze_vision_tower", "freeze_projector")
 PIXELS = ("image_min_pixels", "image_max_pixels")
@@ -216,14 +217,14 @@ def read_expert_targets(reading: Reading) -> None:
     key = reading.which(*PARAMETERS)
     bare = [name.removesuffix(".weight").rpartition(".")[2] for name in names(key, reading.get(key) or ())]
     known = known_model(str(reading.fields["model"]))
-    kind = str(known.config.get("model_type")) if known else ""
-    targets = _layers_there(reading, names("lora_targets", reading.fields["lora_targets"]), kind, bare)
+    config: Mapping[str, Any] = known.config if known else {}
+    targets = _layers_there(reading, names("lora_targets", reading.fields["lora_targets"]), config, bare)
     every = "all-linear" in targets
     if bare and every:
         reading.warn(f"{key} beside all linear layers is not modelled: the run is taken as without it.")
     elif bare:
         reading.set("lora_targets", list(dict.fromkeys([*targets, *bare])), key)
-    rewritten = REWRITTEN.get(kind, {})
+    rewritten = REWRITTEN.get(str(config.get("model_type")), {})
     lists = framework_of(reading.format.name).lists_linears
     hit = bare or (rewritten if every and not lists else rewritten.keys() & set(targets))
     dropout = number(0, 1)("lora_dropout", reading.fields.get("lora_dropout") or 0)
@@ -235,8 +236,10 @@ def read_expert_targets(reading: Reading) -> None:
         )
 
 
-def _layers_there(reading: Reading, targets: list[str], kind: str, bare: list[str]) -> list[str]:
-    """Return the targets that a model of this type has as layers, and warn of what is not counted.
+def _layers_there(
+    reading: Reading, targets: list[str], config: Mapping[str, Any], bare: list[str]
+) -> list[str]:
+    """Return the targets that a model of this config has as layers, and warn of what is not counted.
 
     Experts that are parameters by the name of a dense model's layer have no adapters of it.
     """
@@ -246,10 +249,11 @@ def _layers_there(reading: Reading, targets: list[str], kind: str, bare: list[st
     beside = {"lm_head", "embed_tokens"} & set(targets)
     if beside and framework.name != "Unsloth":  # which trains them whole
         reading.warn(f"Adapters on {', '.join(sorted(beside))} are not modelled: the run is as without them.")
-    rewritten = REWRITTEN.get(kind, {})
-    if kind in framework.linear_experts or framework.own_models or not (rewritten or kind == "gpt_oss"):
+    kind = str(config.get("model_type"))
+    if kind in framework.linear_experts or framework.own_models or not any(map(config.get, _EXPERTS)):
         return targets
-    parameters = {"gate_up_proj", "down_proj"} - rewritten.keys() - {*bare}
+    alone = kind == "gpt_oss" or "w2" in REWRITTEN.get(kind, {})  # without any layer of a dense MLP
+    parameters = {"gate_up_proj", *(("down_proj",) if alone else ())} - {*bare}
     found = [name for name in targets if name not in parameters]
     if targets and not (found or bare):
         raise FieldError(f"{', '.join(targets)} are no layers of a {kind} model; give target_parameters.")
