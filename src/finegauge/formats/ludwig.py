@@ -7,7 +7,6 @@ fp32, without autocast; no checkpointing, reentrant where it is on; one sample a
 A file is read, and none is written.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,10 @@ _ADAPTERS = trainer_keys.Adapters(
     all_unasked=False,
 )
 _BITS = "quantization.bits"
+_OPTIMIZERS = {  # Adam's kinds are as large as those that decay weights
+    **{f"{paged}adam{bits}": f"{paged}adamw{bits}" for paged in ("", "paged_") for bits in ("", "_8bit")},
+    "adam8bit": "adamw_8bit",
+}
 _MERGES = "adapter.postprocessor.merge_adapter_into_base_model"
 _SIZES = {"batch_size": "1", "gradient_accumulation_steps": "auto", "effective_batch_size": "auto"}
 
@@ -132,14 +135,6 @@ def _read_backend(reading: Reading) -> None:
         reading.warn(f"backend {shown(kind)} is not modelled: the model is taken as not divided.")
 
 
-def _read_optimizer(reading: Reading) -> None:
-    """Read the optimizer, of Adam its kind that decays weights, which is as large."""
-    told = reading.get("trainer.optimizer", "adam")
-    name = str(told.get("type", "adam") if isinstance(told, Mapping) else told).lower()
-    named = re.sub(r"^(paged_)?adam(?=$|_)", r"\1adamw", name)
-    trainer_keys.note_optimizer(reading, named, "trainer.optimizer")
-
-
 FORMAT = Format(
     "Ludwig",
     (
@@ -155,7 +150,8 @@ FORMAT = Format(
         Row("input_features output_features preprocessing.global_max_sequence_length", _read_length),
         key("trainer.epochs", "epochs", 100),
         key("trainer.train_steps", "max_steps"),
-        Row("trainer.optimizer trainer.optimizer.type", _read_optimizer),
+        key("trainer.optimizer.type", "optimizer", "adamw", more=_OPTIMIZERS),
+        Row("trainer.optimizer", lambda _: None),
         key("trainer.compile", "compile", False),
         Row("dataset preprocessing.sample_size preprocessing.sample_ratio", _read_data),
         switch("trainer.enable_gradient_checkpointing", "activation_checkpointing", "full"),

@@ -200,7 +200,7 @@ _ARGUMENTS = ("optim_args", "optim.extra_kwargs")  # of transformers; of litgpt 
 
 
 def read_optimizer(reading: Reading, key: str, default: str) -> None:
-    """Read the optimizer by the names of transformers, and of classes."""
+    """Read the optimizer; one that is not supported counts as AdamW, and that is said."""
     older = not reading.stated(key) and reading.flag("adafactor")  # transformers' own switch, before 5
     optimizer = "adafactor" if older else reading.text(key, default).rpartition(".")[2]
     optimizer, layerwise, _ = optimizer.partition("_layerwise")
@@ -209,17 +209,13 @@ def read_optimizer(reading: Reading, key: str, default: str) -> None:
     projects, told = optimizer.startswith(PROJECTING), str([*map(reading.get, _ARGUMENTS)])[:1000]
     if projects and (rank := re.search(r"\brank\s*=\s*(\d{1,6})", told)):
         reading.set("optimizer_rank", int(rank[1]), *_ARGUMENTS)
-    note_optimizer(reading, _CLASSES.get(optimizer, optimizer), "adafactor" if older else key)
-
-
-def note_optimizer(reading: Reading, optimizer: str, key: str) -> None:
-    """State the optimizer that `key` names; one that is not supported counts as AdamW, and that is said."""
+    optimizer = _CLASSES.get(optimizer, optimizer)
     try:
         FIELDS["optimizer"]("optimizer", optimizer)
     except FieldError:
         reading.warn(f"{key}={shown(optimizer)} is not modelled: it is taken as AdamW with 32-bit states.")
         optimizer = "adamw"
-    reading.set("optimizer", optimizer, key)
+    reading.set("optimizer", optimizer, "adafactor" if older else key)
     if optimizer in ("adamw_torch", "adamw_torch_fused"):
         implementation = "fused" if optimizer == "adamw_torch_fused" else "foreach"
         reading.set("optimizer_implementation", implementation, key)
