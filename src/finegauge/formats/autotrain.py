@@ -3,11 +3,12 @@
 What no key says but the framework does (read from its source, 0.8): without `peft` every weight trains, in
 fp32 unless `mixed_precision` says otherwise; with it LoRA of rank 16, alpha 32, dropout 0.05 on all linear
 layers over NF4 weights, singly quantised, unless `quantization` is none; adapters in fp32; checkpointing on,
-reentrant where quantised; samples one row after the other, cut at 1,024 unless `block_size` says otherwise;
-preference and reward pairs padded to the longest; micro-batches of 2, four to a step; one epoch; no saves
-before the end. A file is read, and none is written.
+reentrant where quantised; samples one row after the other, cut at 1,024 unless `block_size` says otherwise,
+and at the `model_max_length` of 2,048; preference and reward pairs padded to the longest; micro-batches of 2,
+four to a step; one epoch; no saves before the end. A file is read, and none is written.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +16,13 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 from finegauge.formats.launchers import of_hub
-from finegauge.formats.sheet import mapping_in
+from finegauge.formats.sheet import known_model, mapping_in
 from finegauge.run.field import whole
+from finegauge.run.run import positions_of
 
 _PHASES = {"default": "sft", "sft": "sft", "generic": "sft", "dpo": "dpo", "orpo": "dpo", "reward": "reward"}
 _DEFAULT_BLOCK = 1024
-_TOKENIZER = "params.model_max_length"
+_TOKENIZER, _DISTRIBUTED = "params.model_max_length", "params.distributed_backend"
 _ADAPTERS = trainer_keys.Adapters(
     "params.lora_r params.lora_alpha params.lora_dropout params.target_modules params.modules_to_save",
     defaults=(16, 32, 0.05),
@@ -29,18 +31,11 @@ _ADAPTERS = trainer_keys.Adapters(
 _OF_OPTIONS = {  # other names of its options, and those that its file has in other sections
     **{"model": "base_model", "data_path": "data.path", "task": "task", "use_peft": "params.peft"},
     **{name: name for name in ("project_name", "log", "backend")},
-    **{
-        "learning_rate": "params.lr",
-        "num_train_epochs": "params.epochs",
-        "train_batch_size": "params.batch_size",
-    },
+    **{"learning_rate": "params.lr", "num_train_epochs": "params.epochs"},
+    **{"train_batch_size": "params.batch_size"},
     **{"gradient_accumulation_steps": "params.gradient_accumulation", "int4": "use_int4", "int8": "use_int8"},
     **{"use_int4": "use_int4", "use_int8": "use_int8", "use_fa2": "params.use_flash_attention_2"},
     **{name: f"hub.{name}" for name in ("push_to_hub", "token", "username", "repo_id")},
-    **{
-        f"{name}_column": f"data.column_mapping.{name}_column" for name in ("text", "prompt", "rejected_text")
-    },
-    "target_column": "data.column_mapping.target_column",
 }
 
 
@@ -93,22 +88,28 @@ def _read_length(reading: Reading) -> None:
     first = stated[0] if isinstance(stated, list) and stated else stated
     usual = first is None or str(first) == "-1"
     length = whole(1, 10**8)("block_size", _DEFAULT_BLOCK if usual else first)
-    if reading.stated(_TOKENIZER):  # which cuts what is longer
-        length = min(length, reading.whole(_TOKENIZER, most=10**8))
+    length = min(length, reading.whole(_TOKENIZER, 2 * _DEFAULT_BLOCK, 10**8))  # which cuts what is longer
+    known = known_model(str(reading.fields["model"]))
+    length = min(length, positions_of(known.config) or length) if known else length
     reading.set("seq_len", length, "params.block_size", _TOKENIZER)
 
 
 def _read_backend(reading: Reading) -> None:
-    """Read the card of a Space that trains: spaces-a10g-large, spaces-l4x4; "local" says none."""
-    for field, value in of_hub(reading.text("backend").removeprefix("spaces-")).items():
+    """Read the cards that train (spaces-l4x4, nvcf-h100x2, dgx-8a100; "local" says none), and ZeRO."""
+    machine = re.sub(r"^(spaces|nvcf|dgx)-", "", reading.text("backend"))
+    machine = re.sub(r"^(\d?)(a100)$", lambda found: f"{found[2]}x{found[1] or 1}", machine)
+    told = of_hub(machine)
+    for field, value in told.items():
         reading.set(field, value, "backend")
+    if reading.text(_DISTRIBUTED) == "deepspeed" and told.get("num_gpus", reading.launched_gpus) != 1:
+        reading.set("sharding", "zero3", _DISTRIBUTED)
 
 
 FORMAT = Format(
     "AutoTrain",
     (
         model_key("base_model"),
-        Row("backend", _read_backend),
+        Row(f"backend {_DISTRIBUTED}", _read_backend),
         Row("task params.trainer", _read_task),
         Row(f"params.peft params.quantization {_ADAPTERS.keys}", _read_method),
         switch("params.disable_gradient_checkpointing", "activation_checkpointing", "none", off="full"),

@@ -11,7 +11,7 @@ from finegauge.errors import FieldError, shown
 from finegauge.formats import rollout_keys, trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key, model_key, switch
 from finegauge.formats.sheet import dotted
-from finegauge.run.field import names
+from finegauge.run.field import names, number
 
 _DTYPE, _MIXED = "architecture.backbone_dtype", "environment.mixed_precision"
 _ADAPTERS = trainer_keys.Adapters(
@@ -71,6 +71,11 @@ def _read_gpus(reading: Reading) -> None:
             reading.set("cpu_offload", "optimizer", "environment.deepspeed_offload_optimizer")
 
 
+def _read_share(reading: Reading) -> None:
+    if number(0, 1)("data_sample", reading.get("dataset.data_sample", 1)) < 1:
+        reading.warn("dataset.data_sample takes a part of the data: all is taken; state num_samples=….")
+
+
 FORMAT = Format(
     "H2O LLM Studio",
     (
@@ -91,6 +96,7 @@ FORMAT = Format(
         switch("training.use_flash_attention_2", "attention", "flash", off="sdpa"),
         key("environment.compile_model", "compile", False),
         trainer_keys.dataset_row("dataset.train_dataframe"),
+        Row("dataset.data_sample", _read_share),
         fixed(loss="full_logits", padding="longest"),
     ),
     model_key="llm_backbone",

@@ -482,14 +482,12 @@ def _as_keys(
         keys = {**keys, **recipe_of_command(named, options, loose)}
     elif program.renamed is not None:
         options = program.renamed(options)
-    elif program.model and loose:
-        options = {program.model: loose[0], **options}
-    elif program.reader == "litgpt" and loose:
-        options = {"checkpoint_dir": loose[0], **options}
     elif named == "autotrain":
         from finegauge.formats.autotrain import of_options
 
         options = of_options(options)
+    if program.model and loose:
+        options = {program.model: loose[0], **options}
     return programs.in_full(options) if program.reader in ("trl", "trl:TRAINER") else options, keys
 
 

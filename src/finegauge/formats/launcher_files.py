@@ -26,6 +26,8 @@ BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 _TRAINING_FILE_WINS = ("autocast",)
 _STAGES = ("none", "zero1", "zero2", "zero3")  # of ZeRO, by number
 GATHERS = "stage3_gather_16bit_weights_on_model_save"
+_GATHERED = "stage3_gather_fp16_weights_on_model_save"  # its older name
+_OLDER = {"optimizer": "cpu_offload", "param": "cpu_offload_params"}  # switches of DeepSpeed before 0.3.16
 # Blocks of DeepSpeed's file that are read, or that neither memory nor time hangs on.
 _BLOCKS = re.compile(
     r"bf16|fp16|amp|optimizer|scheduler|zero_optimization|activation_checkpointing|aio|tensor_parallel|comet"
@@ -39,7 +41,6 @@ _OPTIMIZERS = {
 }
 ZERO_PLUS_PLUS = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 _UNSHARDED: Mapping[str, Any] = {"sharding": "none", "cpu_offload": "none"}
-MAX_INHERITED = 8  # files over files
 STAGE = r"(?:z|zero[_-]?|stage[_-]?|(?<![a-z0-9])s)([0-3])"  # in a file's name, such as ds_z3_config.json
 _DEEPSPEED_KEYS = frozenset(("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"))
 _ACCELERATE_KEYS = frozenset(("compute_environment", "distributed_type", "num_processes", "machine_rank"))
@@ -95,19 +96,30 @@ class Alongside(NamedTuple):
         count = self._of_accelerate().get("num_gpus")
         return int(count) if count is not None else None
 
+    def _keys_of_deepspeed(self) -> Mapping[str, Any]:
+        """Return the keys of DeepSpeed's file, or of that which accelerate's file names."""
+        if self.deepspeed is not None:
+            return keys_of_file(self.deepspeed, "DeepSpeed")
+        keys, file = self._keys_of_accelerate()
+        named = mapping_in(keys, "deepspeed_config").get("deepspeed_config_file")
+        return zero_of(named, file).keys or {} if named else {}
+
+    def _keys_of_accelerate(self) -> tuple[Mapping[str, Any], str]:
+        """Return accelerate's keys, and the file beside which those lie that they name."""
+        if isinstance(self.accelerate, str):
+            return keys_of_file(self.accelerate, "accelerate"), self.accelerate
+        return self.accelerate or {}, self.beside
+
     def _of_accelerate(self) -> dict[str, Any]:
-        given = self.accelerate
-        if isinstance(given, str):
-            return accelerate_fields(keys_of_file(given, "accelerate"), given)
-        return accelerate_fields(given or {}, self.beside)
+        return accelerate_fields(*self._keys_of_accelerate())
 
     def lay_over(self, fields: dict[str, Any], origins: dict[str, str], warnings: list[str]) -> None:
         """Put what stands alongside over the training file's `fields`.
 
         Raises: FieldError where the two contradict each other.
         """
-        if self.deepspeed and (said := unmodelled(keys_of_file(self.deepspeed, "DeepSpeed"))):
-            warnings.append(said)
+        keys = self._keys_of_deepspeed()
+        warnings += filter(None, (unmodelled(keys), other_precision(keys, fields)))
         for origin, found in self.fields():
             _refuse_contradictions(origin, found, fields, origins)
             for field, value in found.items():
@@ -121,6 +133,8 @@ class Alongside(NamedTuple):
                 if not keeps and not unsharded:
                     fields[field] = value
                     origins[field] = origin
+        divided = any(str(fields.get(name, 1)) != "1" for name in MODEL_DEGREES)
+        refuse_other_batch(keys, fields, None if divided else self.launched_gpus())
         if self.num_gpus is not None:
             fields["num_gpus"], origins["num_gpus"] = self.num_gpus, FROM_COMMAND_LINE
 
@@ -216,6 +230,16 @@ def refuse_other_batch(keys: Mapping[str, Any], fields: Mapping[str, Any], ranks
         )
 
 
+def other_precision(keys: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Return the warning of a 16-bit format that DeepSpeed's keys and a training file do not share, or ""."""
+    for dtype in ("bf16", "fp16"):
+        enabled, asked = mapping_in(keys, dtype).get("enabled", "auto"), fields.get("autocast")
+        if asked and enabled != "auto" and flag(f"{dtype}.enabled", enabled) != (asked == dtype):
+            said = f"{dtype}.enabled={str(enabled).lower()} of the DeepSpeed file contradicts"
+            return f"{said} autocast={asked}, where transformers stops; make them equal, or the former auto."
+    return ""
+
+
 class Zero(NamedTuple):
     """What a DeepSpeed file shards and offloads, as fields."""
 
@@ -237,6 +261,8 @@ def unmodelled(keys: Mapping[str, Any]) -> str:
     asked += [path for path in switches if value_at(zero, path) not in off]
     ratio = value_at(zero, "offload_optimizer.ratio")  # of Twin-Flow
     asked += ["offload_optimizer.ratio"] if isinstance(ratio, int | float) and ratio < 1 else []
+    named = str(mapping_in(keys, "optimizer").get("type", "adamw"))
+    asked += [] if named.lower() in _OPTIMIZERS else [f"optimizer {shown(named)}"]
     return f"DeepSpeed's {', '.join(asked)}: not predicted; the run is taken as without." if asked else ""
 
 
@@ -266,32 +292,6 @@ def zero_of(named: Any, config_file: str) -> Zero:
     return Zero(fields, None, f"{reason}; ZeRO stage {stage} is taken from its name.{also}")
 
 
-def over_defaults(keys: Mapping[str, Any], file: str, depth: int = 0) -> dict[str, Any]:
-    """Return `keys` over those of the files that are its `defaults`, which stay where one is not here."""
-    named = keys.get("defaults")
-    under: dict[str, Any] = {}
-    missing = depth > MAX_INHERITED
-    for one in [] if missing or named is None else named if isinstance(named, list) else [named]:
-        path, _ = find_inside(str(one), file, (".yaml", ".yml"))
-        found = documents.parse_yaml(read_text(path), os.path.basename(path)) if path else None
-        if path is None or not isinstance(found, dict):
-            missing = True
-            continue
-        under = merged(under, over_defaults(found, path, depth + 1))
-    own = keys if missing else {key: value for key, value in keys.items() if key != "defaults"}
-    return merged(under, own)
-
-
-def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of `over` laid over those of `under`, section by section."""
-    found = dict(under)
-    for key, value in over.items():
-        below = found.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        found[key] = merged(below, value) if both else value  # type: ignore[arg-type]
-    return found
-
-
 def find_inside(
     named: str, config_file: str, endings: tuple[str, ...] = (".json",)
 ) -> tuple[str | None, bool]:
@@ -319,7 +319,8 @@ def _zero_fields(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         return _UNSHARDED
     stage = zero.get("stage")
     stage = int(stage) if isinstance(stage, str) and stage in ("0", "1", "2", "3") else stage
-    parts = {what: mapping_in(zero, f"offload_{what}") for what in ("optimizer", "param")}
+    parts = {what: mapping_in(zero, f"offload_{what}") for what in _OLDER}
+    parts |= {what: {"device": "cpu"} for what, older in _OLDER.items() if zero.get(older) is True}
     parts = {what: part for what, part in parts.items() if part.get("device") in ("cpu", "nvme")}
     offload = (
         "none" if not parts else "all" if len(parts) == 2 else "params" if "param" in parts else "optimizer"
@@ -339,7 +340,7 @@ def _zero_fields(keys: Mapping[str, Any]) -> Mapping[str, Any]:
         fields |= {
             key: zero[key] or 1 for key in ZERO_PLUS_PLUS if zero.get(key) not in (None, False, "auto")
         }
-        if str(zero.get(GATHERS) or False).lower() == "false":  # as is DeepSpeed's default
+        if str(zero.get(GATHERS, zero.get(_GATHERED))).lower() != "true":  # "auto" is DeepSpeed's default
             fields["save_state"] = "sharded"
     return fields
 

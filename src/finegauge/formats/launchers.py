@@ -44,7 +44,7 @@ OF_FILES = re.compile(
     r"|learning_rate|warmup_\w+|weight_decay|beta|temperature|top_p|dataloader_\w+|remove_unused_columns"
     r"|custom_reward_function\.\w+)$"
 )
-_GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc-per-node", "ntasks_per_node", "gpus_per_node")
+_GPUS_PER_NODE = ("nproc_per_node", "num_gpus", "nproc", "ntasks_per_node", "gpus_per_node")
 _ACCELERATE = ("num_processes", "num_machines", "mixed_precision")
 _DIVIDES = {
     "use_fsdp": "FSDP",

@@ -2,14 +2,17 @@
 
 What no key says but the framework does (read from its finetune scripts, 0.4 to 0.5): bf16 autocast over fp32
 weights, unless `precision` says bf16-true; LoRA of rank 8, alpha 16, dropout 0.05 on queries and values; five
-epochs; 16 sequences a step (512 in pre-training), 1 at a time (4); one device, more than one by FSDP with
-every block checkpointed; the head and its loss in chunks of 128 tokens under LoRA. Its own models.
+epochs of Alpaca; 16 sequences a step (512 in pre-training, as long as the model takes, for 3e12 tokens), 1
+at a time (4); one device, more than one by FSDP with every block checkpointed; head and loss in chunks
+of 128 tokens under LoRA. Its own models.
 """
 
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key
+from finegauge.formats.sheet import known_model, value_at
 from finegauge.run.field import whole
+from finegauge.run.run import positions_of
 
 _PARTS = {
     "query": ("q_proj", True),
@@ -79,34 +82,41 @@ def _read_batch(reading: Reading) -> None:
     if nodes > 1:
         reading.set("num_nodes", nodes, "num_nodes")
     several = (gpus or 1) > 1
-    reading.set("sharding", "fsdp" if several else "none", "devices")
+    divided = "hybrid" if pretrains and nodes > 1 else "fsdp"
+    reading.set("sharding", divided if several else "none", "devices")
     reading.set("activation_checkpointing", "full" if several and not pretrains else "none", "devices")
     micro = reading.get("train.micro_batch_size", 4 if pretrains else 1)
     reading.set("micro_batch_size", micro, "train.micro_batch_size")
     whole_batch = reading.whole("train.global_batch_size", 512 if pretrains else 16, 10**9)
-    steps = max(1, whole_batch // (gpus or 1) // whole(1, 10**6)("train.micro_batch_size", micro))
+    steps = whole_batch // (gpus or 1) // whole(1, 10**6)("train.micro_batch_size", micro)
+    if not steps:
+        raise FieldError(
+            f"train.global_batch_size={whole_batch} is less than train.micro_batch_size={micro} on each of "
+            f"{gpus or 1} GPUs, where LitGPT stops; raise it."
+        )
     reading.set("gradient_accumulation_steps", steps, "train.global_batch_size")
-    length = reading.get("train.max_seq_length", 2048 if pretrains else None)
+    known = known_model(str(reading.fields["model"])) if pretrains else None
+    length = reading.get("train.max_seq_length", positions_of(known.config) if known else None)
     if length is None:
         reading.warn(
             "train.max_seq_length is unstated, so nothing is cut: state seq_len=… of the longest sample."
         )
     reading.set("seq_len", length, "train.max_seq_length")
     reading.set("packing", pretrains)
-    if pretrains and length and (tokens := reading.get("train.max_tokens")) is not None:
+    if pretrains and length:
         a_step = whole_batch * whole(1, 10**7)("train.max_seq_length", length)
-        reading.set(
-            "max_steps", max(1, whole(1, 10**15)("train.max_tokens", tokens) // a_step), "train.max_tokens"
-        )
+        tokens = reading.whole("train.max_tokens", 3 * 10**12, 10**15)
+        reading.set("max_steps", max(1, tokens // a_step), "train.max_tokens")
 
 
 def _read_data(reading: Reading) -> None:
-    data = reading.get("data")
+    """Read the data, Alpaca's where fine-tuning is told of none."""
+    data = reading.get("data", "alpaca" if reading.fields["phase"] == "sft" else "")
     data = data.get("class_path") if isinstance(data, dict) else data
     named = str(data or "").rpartition(".")[2].lower()
-    trainer_keys.read_dataset(
-        reading, [named] if named and named not in ("json", "textfiles") else (), "data"
-    )
+    path = value_at(reading.keys, "data.init_args.json_path") or value_at(reading.keys, "data.json_path")
+    named = str(path or "") if named in ("json", "textfiles") else named
+    trainer_keys.read_dataset(reading, [named] if named else (), "data")
 
 
 FORMAT = Format(

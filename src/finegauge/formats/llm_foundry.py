@@ -4,7 +4,8 @@ What no key says but the framework does (read from its source, 0.21, and Compose
 bf16 autocast; every weight trains without `peft_config`; the accumulation follows from
 global_train_batch_size and the GPUs, and a micro-batch is never more than a GPU's share of it; texts are
 joined and cut to max_seq_len, samples padded up to it unless they are packed or `allow_pad_trimming`;
-without `fsdp_config` the model is replicated; LoRA as PEFT has it, in the weights' format.
+transformers' models under eager attention; without `fsdp_config`, and on one GPU, the model is replicated and
+no block checkpointed; LoRA as PEFT has it, in the weights' format.
 A file is read, and none is written.
 """
 
@@ -15,10 +16,12 @@ from typing import Any
 from finegauge.errors import FieldError, shown
 from finegauge.formats import trainer_keys
 from finegauge.formats.key_table import Format, Reading, Row, fixed, key
+from finegauge.formats.launchers import known_card
 from finegauge.formats.sheet import dotted, mapping_in
 from finegauge.run.field import whole
 
-_PATH, _NAME, _GPUS = "model.pretrained_model_name_or_path", "model.name", "compute.gpus"
+_PATH, _NAME = "model.pretrained_model_name_or_path", "model.name"
+_GPUS, _CARD = "compute.gpus", "compute.gpu_type"
 _PEFT, _DTYPE = "model.peft_config", "model.config_overrides.torch_dtype"
 _ADAPTERS = trainer_keys.Adapters(
     f"{_PEFT}.r {_PEFT}.lora_alpha {_PEFT}.lora_dropout {_PEFT}.target_modules {_PEFT}.modules_to_save",
@@ -34,12 +37,10 @@ _IMPLEMENTATIONS = (
     "model.attn_impl",  # of its first releases
     "model.config_overrides.attn_config.attn_impl",
     "model.attention_patch_type",  # of Llama, before transformers had flash attention
+    "model.attn_implementation",
 )
-_FLASH, _MICRO, _BATCH = (
-    "model.use_flash_attention_2",
-    "device_train_microbatch_size",
-    "global_train_batch_size",
-)
+_FLASH = "model.use_flash_attention_2"
+_MICRO, _BATCH = "device_train_microbatch_size", "global_train_batch_size"
 _DATA = "train_loader.dataset"
 _FSDP = "fsdp_config"
 _SHARDINGS = {
@@ -108,13 +109,21 @@ def _read_batch(reading: Reading) -> None:
     """Read the micro-batch, which Composer may be asked to find, and how many of them make a batch."""
     gpus = reading.launched_gpus or (reading.whole(_GPUS, most=10**5) if reading.stated(_GPUS) else None)
     reading.set("num_gpus", gpus, _GPUS)
+    for field, card in known_card(reading.text(_CARD)).items():
+        reading.set(field, card, _CARD)
     micro = reading.get(_MICRO, "auto")
     if micro == "auto":
         reading.warn(f"{_MICRO} is found by Composer (auto): taken as 1; 'finegauge max-batch' tells more.")
     micro = 1 if micro == "auto" else whole(1, 10**6)(_MICRO, micro)
     share = reading.whole(_BATCH, micro, 10**9) // (gpus or 1)
-    reading.set("micro_batch_size", max(1, min(micro, share)), _MICRO)
-    if reading.stated(_BATCH):
+    taken = max(1, min(micro, share))
+    reading.set("micro_batch_size", taken, _MICRO)
+    if reading.stated(_BATCH) and share % taken:  # the last of a step's micro-batches is smaller
+        reading.warn(
+            f"{_MICRO}={micro} does not divide a GPU's {share} samples: taken as that many each time."
+        )
+        reading.set("gradient_accumulation_steps", -(-share // taken), _BATCH)
+    elif reading.stated(_BATCH):
         reading.set_accumulation(_BATCH, data_parallel=gpus)
 
 
@@ -149,12 +158,15 @@ def _read_implementation(reading: Reading) -> None:
     attention = reading.text(
         reading.which(*_IMPLEMENTATIONS), "flash" if re.search("mpt|mosaic", reading.text(_NAME)) else ""
     )
-    flash = reading.flag(_FLASH) or attention in ("flash", "triton")
-    reading.set(
-        "attention", "flash" if flash else "eager" if attention == "torch" else "sdpa", *_IMPLEMENTATIONS
-    )
+    flash = reading.flag(_FLASH) or attention in ("flash", "triton", "flash_attention_2")
+    eager = attention in ("", "torch", "eager")
+    reading.set("attention", "flash" if flash else "eager" if eager else "sdpa", *_IMPLEMENTATIONS, _FLASH)
+    told = [name for name, value in reading.keys.items() if name.startswith(_FSDP) and value is not None]
+    shards = bool(told) and reading.fields.get("num_gpus") != 1
+    if told and not shards:
+        reading.ignored(told[:1], "on one GPU LLM Foundry leaves out fsdp_config")
     recomputes, moves = (
-        reading.flag(f"{_FSDP}.activation_{name}") for name in ("checkpointing", "cpu_offload")
+        shards and reading.flag(f"{_FSDP}.activation_{name}") for name in ("checkpointing", "cpu_offload")
     )
     kind = "offload" if recomputes and moves else "full" if recomputes else "none"
     if moves and not recomputes:
@@ -162,7 +174,7 @@ def _read_implementation(reading: Reading) -> None:
     reading.set("activation_checkpointing", kind, f"{_FSDP}.activation_checkpointing")
     reentrant = reading.flag(f"{_FSDP}.activation_checkpointing_reentrant", default=True)
     reading.set("checkpointing_reentrant", reentrant, f"{_FSDP}.activation_checkpointing_reentrant")
-    if any(name.partition(".")[0] == _FSDP for name in reading.keys):
+    if shards:
         names = "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD"
         kind = reading.word(f"{_FSDP}.sharding_strategy", "full_shard", _SHARDINGS, names)
         reading.set("sharding", kind, f"{_FSDP}.sharding_strategy")
@@ -174,7 +186,7 @@ FORMAT = Format(
     (
         Row(f"{_PATH} {_NAME} {' '.join(f'model.{name}' for name in _MPT.split())}", _read_model),
         Row(f"{_ADAPTERS.keys} {_PEFT}.peft_type precision model.load_in_8bit {_DTYPE}", _read_method),
-        Row(f"{_MICRO} {_BATCH} {_GPUS}", _read_batch),
+        Row(f"{_MICRO} {_BATCH} {_GPUS} {_CARD}", _read_batch),
         Row(
             f"max_seq_len train_loader.name {_DATA}.max_seq_len {_DATA}.packing_ratio "
             f"{_DATA}.allow_pad_trimming {_DATA}.hf_name",

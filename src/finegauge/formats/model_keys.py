@@ -56,6 +56,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     r"run_(summarization|translation|speech_recognition_seq2seq)": {"auto_class": "seq2seq_lm"},
 }
 _LABELS = {"mnli": 3, "stsb": 1}  # of GLUE's tasks; two of the others
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+PARAMETERS = ("target_parameters", "lora_target_parameters")
 FROZEN = ("freeze_language_model", "freeze_vision_tower", "freeze_projector")
 PIXELS = ("image_min_pixels", "image_max_pixels")
 # Which layers PEFT adapts where nobody says, for the families named; others: query and value.
@@ -212,30 +214,51 @@ def read_expert_targets(reading: Reading) -> None:
     PEFT gives these no dropout and refuses it: a file that ran with an older one is taken without, which
     changes nothing but a mask.
     """
-    key = reading.which("target_parameters", "lora_target_parameters")
+    key = reading.which(*PARAMETERS)
     bare = [name.removesuffix(".weight").rpartition(".")[2] for name in names(key, reading.get(key) or ())]
-    targets = names("lora_targets", reading.fields["lora_targets"])
+    known = known_model(str(reading.fields["model"]))
+    config: Mapping[str, Any] = known.config if known else {}
+    targets = _layers_there(reading, names("lora_targets", reading.fields["lora_targets"]), config, bare)
     every = "all-linear" in targets
     if bare and every:
         reading.warn(f"{key} beside all linear layers is not modelled: the run is taken as without it.")
     elif bare:
         reading.set("lora_targets", list(dict.fromkeys([*targets, *bare])), key)
-    known = known_model(str(reading.fields["model"]))
-    rewritten = REWRITTEN.get(str(known.config.get("model_type")), {}) if known else {}
+    rewritten = REWRITTEN.get(str(config.get("model_type")), {})
     lists = framework_of(reading.format.name).lists_linears
     hit = bare or (rewritten if every and not lists else rewritten.keys() & set(targets))
     dropout = number(0, 1)("lora_dropout", reading.fields.get("lora_dropout") or 0)
-    if (
-        hit
-        and dropout
-        and not reading.replaces("lora_dropout")
-        and not reading.replaces("transformers_version")
-    ):
+    if hit and dropout and not any(map(reading.replaces, ("lora_dropout", "transformers_version"))):
         reading.fields["lora_dropout"] = 0.0
         reading.warn(
             f"lora_dropout={dropout:g} is taken as 0: transformers 5 holds experts as parameters, whose "
             "adapters PEFT gives no dropout; transformers_version=4.57 has them as layers."
         )
+
+
+def _layers_there(
+    reading: Reading, targets: list[str], config: Mapping[str, Any], bare: list[str]
+) -> list[str]:
+    """Return the targets that a model of this config has as layers, and warn of what is not counted.
+
+    Experts that are parameters by the name of a dense model's layer have no adapters of it.
+    """
+    framework = framework_of(reading.format.name)
+    if any(re.search(r"\.\d+\.", name) for name in targets):
+        reading.warn("Targets name single layers: their adapters are taken to be on all layers.")
+    beside = {"lm_head", "embed_tokens"} & set(targets)
+    if beside and framework.name != "Unsloth":  # which trains them whole
+        reading.warn(f"Adapters on {', '.join(sorted(beside))} are not modelled: the run is as without them.")
+    kind = str(config.get("model_type"))
+    if kind in framework.linear_experts or framework.own_models or not any(map(config.get, _EXPERTS)):
+        return targets
+    alone = kind == "gpt_oss" or "w2" in REWRITTEN.get(kind, {})  # without any layer of a dense MLP
+    parameters = {"gate_up_proj", *(("down_proj",) if alone else ())} - {*bare}
+    found = [name for name in targets if name not in parameters]
+    if targets and not (found or bare):
+        raise FieldError(f"{', '.join(targets)} are no layers of a {kind} model; give target_parameters.")
+    reading.fields["lora_targets"] = found
+    return found
 
 
 def peft_choice(reading: Reading) -> tuple[str, ...]:

@@ -14,14 +14,14 @@ from finegauge.catalogue.models import named_like
 from finegauge.catalogue.tables import lines_of
 from finegauge.documents import parse_json
 from finegauge.errors import FieldError, UnknownNameError, shown
-from finegauge.formats.sheet import known_model
+from finegauge.formats.sheet import known_model, mapping_in
 from finegauge.records import NamedTuple
 from finegauge.run.rules import INFERENCE, QUANTIZED_BY_METHOD
 from finegauge.run.run import FROM_COMMAND_LINE, FROM_FILE, Run
 
 _METHODS = {
     **{weights: ("gptq_lora", weights) for weights in ("gptq4", "gptq8")},
-    **{"nf4_dq": ("qlora", "nf4_dq"), "bitsandbytes' int8": ("qlora", "int8")},
+    **{"nf4": ("qlora", "nf4"), "nf4_dq": ("qlora", "nf4_dq"), "bitsandbytes' int8": ("qlora", "int8")},
 }
 _ROLE = r"(?i)[-_]([po]?rm|reward|critic)\b.*"  # Llama-3-8b-rm-700k
 FROM_NAME = "base that the name states"
@@ -76,6 +76,17 @@ def read_as(run: Run, named: str) -> Run:
     return Run.from_fields(run.fields(), origins, (warning, *run.warnings))
 
 
+def _stored(path: str) -> Copy | None:
+    """Return in what a model that is here holds its weights, by its config; None where in no such format."""
+    known = known_model(path)
+    told = mapping_in(known.config if known else None, "quantization_config")
+    kind = str(told.get("quant_method") or "bitsandbytes")
+    if told and kind == "bitsandbytes":
+        four = "nf4_dq" if told.get("bnb_4bit_use_double_quant") else "nf4"
+        return Copy("", "bitsandbytes' int8" if told.get("load_in_8bit") else four)
+    return Copy("", f"gptq{told.get('bits', 4)}") if kind in ("gptq", "awq") else None
+
+
 def take_samples(fields: dict[str, Any], warnings: list[str]) -> None:
     """Take a data set of which only the number of samples is known as so many sequences of seq_len."""
     found = described(fields["dataset"]) if isinstance(fields.get("dataset"), str) else None
@@ -92,7 +103,7 @@ def take_copy(fields: dict[str, Any], origins: dict[str, str], warnings: list[st
     Raises: FieldError for one that no training reads, and for one of whose weights all should train.
     """
     named = fields.get("model")
-    copy = copied(named) if isinstance(named, str) and not os.path.exists(named) else None
+    copy = (_stored if os.path.exists(named) else copied)(named) if isinstance(named, str) else None
     if copy is None:
         return
     named = str(named)

@@ -26,6 +26,7 @@ from finegauge.formats.evidence import Evidence, Frame, placed
 from finegauge.formats.sheet import listed
 
 MAX_STEPS = 40_000_000  # instructions
+MAX_OPEN = 300_000  # values within each other, or beside each other and not yet in any
 _MARK = object()
 _MAKING = ("GLOBAL", "REDUCE", "INST", "BUILD", "OBJ", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL")
 
@@ -95,6 +96,8 @@ class _Machine:
                     else f"its instruction {instruction.name} makes no plain value"
                 )  # fmt: skip
             act(argument)
+            if len(self._stack) > MAX_OPEN:
+                raise _RefusedError(f"it nests more than {MAX_OPEN:,} values")
         raise _RefusedError(f"it has more than {MAX_STEPS:,} instructions")
 
     def _text(self, text: str) -> None:

@@ -40,7 +40,7 @@ class Program(NamedTuple):
     all_gpus: bool = False  # starts one process for each GPU that it sees
     usual: str = ""  # whose keys the options are where they do not tell it
     renamed: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # its options as its reader has them
-    model: str = ""  # the option whose value may stand alone, of a program that serves
+    model: str = ""  # the option whose value may stand alone
 
 
 def of_qlora(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,7 +175,15 @@ def _of_unsloth(options: Mapping[str, Any]) -> dict[str, Any]:
     from finegauge.formats.unsloth import FORMAT
 
     inside = {key.rpartition(".")[2]: key for key in sorted({*FORMAT.known, *FORMAT.keys}) if "*" not in key}
-    return {inside.get(name, name): value for name, value in options.items()}
+    off = {name: inside[name[3:]] for name in options if name.startswith("no_") and name[3:] in inside}
+    on = {inside.get(name, name): value for name, value in options.items() if name not in off}
+    return on | dict.fromkeys(off.values(), False)
+
+
+def _of_litgpt(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of `litgpt`, where a class stands beside its arguments: --data JSON --data.json_path."""
+    classes = {key.partition(".")[0] for key in options if "." in key} & {*options}
+    return {f"{key}.class_path" if key in classes else key: value for key, value in options.items()}
 
 
 def _of_unsloth_cli(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,6 +218,7 @@ _VLLM, _SGLANG, _TENSORRT_LLM, _TGI, _LIGHTLLM = (
         ("LIGHTLLM", "model_dir"))
 )  # fmt: skip
 # Programs with a subcommand.
+LITGPT = Program("litgpt", renamed=_of_litgpt, model="checkpoint_dir")
 TOOLS: Mapping[str, Mapping[str, Program]] = {
     "llamafactory-cli": {
         "train": Program("", hydra=True, all_gpus=True, usual="llamafactory"),
@@ -225,9 +234,9 @@ TOOLS: Mapping[str, Mapping[str, Program]] = {
     "autotrain": {"llm": Program("autotrain", {"task": "llm"}), "": Program("autotrain")},
     "ludwig": {"train": Program("ludwig"), "experiment": Program("ludwig")},
     "litgpt": {
-        **{f"finetune{kind}": Program("litgpt", {"command": f"finetune{kind or '_lora'}"})
+        **{f"finetune{kind}": LITGPT._replace(keys={"command": f"finetune{kind or '_lora'}"})
            for kind in ("", "_lora", "_full", "_adapter", "_adapter_v2")},
-        "pretrain": Program("litgpt", {"command": "pretrain"}),
+        "pretrain": LITGPT._replace(keys={"command": "pretrain"}),
     },
     "nemo": {"llm": Program("megatron_recipes:NEMO", hydra=True)},
     "automodel": {"": Program("nemo_automodel", hydra=True)},

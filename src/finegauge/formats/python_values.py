@@ -16,9 +16,8 @@ from typing import Any
 
 from finegauge.formats import script_changes
 from finegauge.formats.expansions import joined
-from finegauge.formats.launcher_files import merged
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
-from finegauge.formats.sheet import MAX_TEXT, held_by, laid_over, leaves, scalar
+from finegauge.formats.sheet import MAX_TEXT, held_by, laid_over, leaves, merged, scalar
 
 PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _FILLED = (("tyro", "cli"), ("simple_parsing", "parse"), ("draccus", "parse"))  # by the command line

@@ -16,7 +16,7 @@ from finegauge.documents import MAX_BYTES, parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats import key_table, launcher_files, model_names
 from finegauge.formats.key_table import RUN_FILE, Format, lay_over, parse, recognise
-from finegauge.formats.launcher_files import ALONE, Alongside, over_defaults
+from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.run_argument import (
     ARGUMENTS,
     COMMAND,
@@ -125,7 +125,10 @@ def describe(
         held = "no keys" if not keys else f"a {type(keys).__name__}, not keys with values"
         raise FileFormatError(f"{name} holds {held}; a run file is YAML such as 'model: llama-3-8b'.")
     _refuse_foreign(keys, name)
-    keys = over_defaults(keys, file) if "defaults" in keys else keys
+    if "defaults" in keys:
+        from finegauge.formats.recipes import over_defaults
+
+        keys = over_defaults(keys, file)
     reader = reader or recognise(keys)
     if reader not in (RUN_FILE, ""):
         format_ = _format(reader)
@@ -227,6 +230,9 @@ class _Loaded(NamedTuple):
 
 def _loaded(asked: RunArgument) -> _Loaded:
     """Return what a RUN holds."""
+    if asked.kind == FILE and asked.place.endswith(".md"):
+        what = f"{os.path.basename(asked.place)} describes a model, not a run"
+        raise FileFormatError(f"{what}; name its model, or the file of its training.")
     if os.path.basename(asked.place) != ARGUMENTS:
         return _of_text(asked, os.path.basename(asked.place))
     from finegauge.formats.finished_runs import saved_run

@@ -4,26 +4,43 @@ They are calls whose arguments are the framework's own keys; read as text and ne
 """
 
 import ast
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from finegauge.documents import parse_yaml
+from finegauge.documents import parse_yaml, read_text
 from finegauge.formats import shipped_data
-from finegauge.formats.launcher_files import merged
+from finegauge.formats.launcher_files import find_inside
 from finegauge.formats.model_names import narrow
 from finegauge.formats.python_values import Files, Values
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
-from finegauge.formats.sheet import dotted, laid_over, scalar
+from finegauge.formats.sheet import dotted, laid_over, merged, scalar
 from finegauge.records import NamedTuple
 
 READER = "reader"  # the key under which a recipe says which module reads it
 _OF_NEMO = re.compile(r"\bnemo\.(collections|lightning)|\bnemo_run|\bmegatron\.bridge")
 _CHECKPOINTS = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "selective"}
 _SECTIONS = ("training", "parallelism", "optimizer", "compile", "activation_checkpoint", "validation")
-_MOST_DERIVED = 8  # configurations, each of another
+_MOST_DERIVED = 8  # configurations, each of another, and files over files
 _MODE, _OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
 FLOAT8, GATHERS = "model.converters", "float8.enable_fsdp_float8_all_gather"
+
+
+def over_defaults(keys: Mapping[str, Any], file: str, depth: int = 0) -> dict[str, Any]:
+    """Return `keys` over those of the files that are its `defaults`, which stay where one is not here."""
+    named = keys.get("defaults")
+    under: dict[str, Any] = {}
+    missing = depth > _MOST_DERIVED
+    for one in [] if missing or named is None else named if isinstance(named, list) else [named]:
+        path, _ = find_inside(str(one), file, (".yaml", ".yml"))
+        found = parse_yaml(read_text(path), os.path.basename(path)) if path else None
+        if path is None or not isinstance(found, dict):
+            missing = True
+            continue
+        under = merged(under, over_defaults(found, path, depth + 1))
+    own = keys if missing else {key: value for key, value in keys.items() if key != "defaults"}
+    return merged(under, own)
 
 
 def shipped(module: str, name: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ q_proj k_proj v_proj o_proj out_proj qkv_proj gate_proj up_proj down_proj gate_u
 c_proj c_fc query_key_value dense dense_h_to_4h dense_4h_to_h fc1 fc2 qkv proj lm_head embed_tokens
 """
 _LAYERS = frozenset(_ENDS.split())  # that a pattern may end in
+_MAX_PATTERN = 300  # characters
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 # Model types whose attention is the first four of LINEAR, and whose only linear layers are all seven.
 _NAMED = """
@@ -125,12 +126,31 @@ def targets(run: Run) -> tuple[str, ...]:
 
 
 def of_pattern(asked: str) -> list[str]:
-    """Return the layers that a pattern of PEFT's ends in; none of what is no pattern. It is never run."""
+    """Return the layers that a pattern of PEFT's ends in, or matches; none of what is no pattern."""
     if not re.search(r"[\\()*?$]", asked):
         return []
     words = re.findall(r"\((?:\?:)?([\w|]{1,200})\)(\w{0,20})|\b(\w{1,40})\b", asked[:2_000])
     ends = [part + after for parts, after, _ in words for part in parts.split("|")]
-    return [*dict.fromkeys(name for name in [*ends, *(word for *_, word in words)] if name in _LAYERS)]
+    named = dict.fromkeys(name for name in [*ends, *(word for *_, word in words)] if name in _LAYERS)
+    return _matched(asked) or [*named]
+
+
+def _matched(pattern: str) -> list[str]:
+    """Return the layers whose path in Llama's model a pattern matches; none of one that could run long."""
+    if (
+        len(pattern) > _MAX_PATTERN
+        or re.search(r"\)[*+{]", pattern)
+        or len(re.findall(r"[*+{]", pattern)) > 4
+    ):
+        return []
+    try:
+        compiled = re.compile(pattern)
+    except re.error:
+        return []
+    parts = {
+        name: "mlp" if re.search(r"gate|up_|down|fc|4h", name) else "self_attn" for name in _ENDS.split()
+    }
+    return [name for name, part in parts.items() if compiled.fullmatch(f"model.layers.0.{part}.{name}")]
 
 
 def whole_number(value: float) -> int | float:
@@ -262,6 +282,16 @@ def leaves(value: Any, most: int = MAX_TEXT) -> int:
     for one in inside:
         count += leaves(one, most - count) if count <= most else 1
     return count
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of `over` laid over those of `under`, section by section."""
+    found = dict(under)
+    for key, value in over.items():
+        below = found.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        found[key] = merged(below, value) if both else value  # type: ignore[arg-type]
+    return found
 
 
 def laid_over(keys: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

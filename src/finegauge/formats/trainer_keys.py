@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from finegauge.documents import parse_yaml, read_text
 from finegauge.errors import FieldError, shown
 from finegauge.formats import launcher_files, model_keys
 from finegauge.formats.key_table import Reading, Row, key
@@ -81,7 +82,7 @@ class Adapters(NamedTuple):
         for name in filter(reading.flag, dora):
             reading.set("adapter", "dora", name)
         usual = "all-linear" if self.all_unasked else model_keys.peft_choice(reading)
-        asked = reading.get(targets) or usual
+        asked = reading.get(targets) or ([] if reading.stated(*model_keys.PARAMETERS) else usual)
         if isinstance(asked, str) and (meant := of_pattern(asked)):
             reading.warn(f"{targets} is a pattern: taken as {', '.join(meant)} wherever these are.")
             asked = meant
@@ -415,10 +416,12 @@ def read_sharding(reading: Reading, *, by_config: bool = False) -> None:
         _read_deepspeed(reading)
     elif fsdp or (by_config and reading.get("fsdp_config")):
         words = " ".join(map(str, fsdp)) if isinstance(fsdp, list) else str(fsdp or "")
-        fields = {
-            "cpu_offload": "none",
-            **launcher_files.fsdp_fields(mapping_in(reading.get("fsdp_config")), words.lower().split()),
-        }
+        told = reading.get("fsdp_config")
+        path = None if mapping_in(told) else launcher_files.find_inside(str(told), reading.file)[0]
+        section = mapping_in(parse_yaml(read_text(path), str(told)) if path else told)
+        if isinstance(told, str) and not section:
+            reading.warn(f"fsdp_config: {shown(told)} was not found; FSDP is taken as it is unasked.")
+        fields = {"cpu_offload": "none", **launcher_files.fsdp_fields(section, words.lower().split())}
         for field, value in fields.items():
             reading.set(field, value, "fsdp", "fsdp_config")
     else:
@@ -442,6 +445,8 @@ def _read_deepspeed(reading: Reading) -> None:
         if field in ("tensor_parallel", "optimizer") or by_engine:
             reading.set(field, value, "deepspeed")
     launcher_files.refuse_other_batch(keys or {}, reading.fields, ranks)
+    said = "" if by_engine else launcher_files.other_precision(keys or {}, reading.fields)
+    reading.warnings += [said] if said else []
 
 
 def read_zero(reading: Reading, key: str, *beside: str) -> Mapping[str, Any] | None:

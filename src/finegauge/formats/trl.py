@@ -229,7 +229,7 @@ def _read_method(reading: Reading) -> None:
         return
     _ADAPTERS.read(reading)
     reading.not_modelled(
-        "rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora", "exclude_modules"
+        "rank_pattern", "alpha_pattern", "layers_to_transform", "use_qalora", "exclude_modules", "bias"
     )
 
 

@@ -34,8 +34,8 @@ _QUANTIZED = ("training.load_in_4bit", "training.load_in_8bit")
 _CHECKPOINTING_KEY = "training.gradient_checkpointing"
 _CHECKPOINTING = {
     "unsloth": "offload",
-    **dict.fromkeys(("true", "mlx"), "full"),
-    **dict.fromkeys(("false", "none", "no"), "none"),
+    **dict.fromkeys(("true", "1", "yes", "mlx"), "full"),
+    **dict.fromkeys(("false", "none", "no", "0", "off"), "none"),
 }
 _CHECKPOINTING_WORDS = {"none": "none", "full": "true", "selective": "true", "offload": "unsloth"}
 

@@ -142,3 +142,33 @@ def test_kto_is_told_to_be_taken_as_dpo(tmp_path: Path) -> None:
     run = read(path)
     assert (run.phase, run.reference_model) == ("dpo", "copy" if run.method == "full" else "policy")
     assert any("kto is taken as dpo" in warning for warning in run.warnings)
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "targets", "said"),
+    [
+        ("llama-3-8b", {"target_modules": r".*(self_attn|mlp).*[kp]_proj$"},
+         "k_proj up_proj gate_up_proj", "a pattern"),
+        ("llama-3-8b", {"target_modules": ["model.layers.1.self_attn.q_proj"]},
+         "model.layers.1.self_attn.q_proj", "single layers"),
+        ("llama-3-8b", {"target_modules": ["q_proj", "lm_head"]}, "q_proj lm_head", "on lm_head are not"),
+        ("mixtral-8x7b", {"target_modules": ["q_proj", "down_proj"]}, "q_proj", ""),
+        ("mixtral-8x7b", {"target_parameters": ["mlp.experts.down_proj"]}, "down_proj", ""),
+    ],
+)  # fmt: skip
+def test_what_targets_of_peft_mean(
+    tmp_path: Path, model: str, keys: dict[str, Any], targets: str, said: str
+) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({"peft_type": "LORA", "r": 8, "base_model_name_or_path": model, **keys}))
+    run = read(file)
+    assert list(run.lora_targets) == targets.split()
+    assert said in " ".join(run.warnings)
+
+
+def test_targets_that_are_no_layers_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    keys = {"base_model_name_or_path": "mixtral-8x7b", "target_modules": ["down_proj"]}
+    file.write_text(json.dumps({"peft_type": "LORA", "r": 8, **keys}))
+    with pytest.raises(FieldError, match="are no layers of a mixtral model"):
+        read(file)

@@ -66,6 +66,9 @@ def test_accelerate(tmp_path: Path, text: str, expected: dict[str, Any]) -> None
         ({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}, {"reduce_bucket_size": 4096**2}),
         ({"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8}}, {"reduce_bucket_size": 200_000_000}),
         ({"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}, {"tensor_parallel": 2}),
+        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, {"cpu_offload": "optimizer"}),
+        ({"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
+         {"save_state": "sharded"}),
     ],
 )  # fmt: skip
 def test_deepspeed(tmp_path: Path, keys: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -151,3 +154,25 @@ def test_zero_plus_plus_is_read(tmp_path: Path, named: bool) -> None:
 def test_zero3_gathers_what_it_saves_where_it_is_asked_to(tmp_path: Path, stated: Any, how: str) -> None:
     zero = {"stage": 3} | ({} if stated is None else {"stage3_gather_16bit_weights_on_model_save": stated})
     assert run(tmp_path, TRAINING, ds={"zero_optimization": zero}, gpus=8).save_state == how
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"fp16": {"enabled": True}}, "fp16.enabled=true of the DeepSpeed file contradicts autocast=bf16"),
+        ({"bf16": {"enabled": False}}, "bf16.enabled=false of the DeepSpeed file contradicts autocast=bf16"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer 'OneBitAdam': not predicted"),
+    ],
+)
+def test_what_a_deepspeed_file_asks_for_otherwise_is_told(
+    tmp_path: Path, keys: dict[str, Any], said: str
+) -> None:
+    found = run(tmp_path, ds={"zero_optimization": {"stage": 2}, **keys})
+    assert said in " ".join(found.warnings)
+    assert found.autocast == "bf16"
+
+
+def test_a_batch_of_the_file_that_accelerate_names_is_held_against_the_training(tmp_path: Path) -> None:
+    acc = "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}"
+    with pytest.raises(FieldError, match="train_batch_size=24 of the DeepSpeed file contradicts"):
+        run(tmp_path, acc=acc, ds={"zero_optimization": {"stage": 2}, "train_batch_size": 24})

@@ -352,6 +352,7 @@ HOSTILE = {
     "an empty stack": b"\x80\x04a.",
     "no mark": b"\x80\x04Nt.",
     "a deep key": b"\x80\x04})" + b"\x85" * 100_000 + b"Ns.",
+    "lists in lists": b"\x80\x04" + b"]" * 3_000_000 + b"a" * 2_999_999 + b".",
     "no end": b"\x80\x04" + b"N" * 1000,
     "garbage": b"\x80" + bytes(range(256)) * 40,
     "a list": pickle.dumps([1, 2]),
