@@ -125,6 +125,7 @@ class Framework(NamedTuple):
     lists_linears: bool = False  # "all-linear" to PEFT as names: experts that are no modules have no adapters
     # Division among GPUs
     transformers_plan: bool = False  # tensor parallelism and FSDP units are those of transformers and PEFT
+    upcasts_fsdp: bool = False  # what FSDP trains under mixed precision, to fp32: accelerate's trainers
     divides_models: bool = False  # has tensor, pipeline or context parallelism that a planner may choose
     replicates_whole_models: bool = False  # its DDP goes with no other division of a model
     fully_shard: bool = False  # FSDP2: tensor by tensor, freed in the order of streams without the host

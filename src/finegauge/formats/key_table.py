@@ -14,7 +14,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from finegauge.catalogue.frameworks import frameworks
+from finegauge.catalogue.frameworks import framework_of, frameworks
 from finegauge.errors import (
     FieldError,
     FileFormatError,
@@ -25,13 +25,13 @@ from finegauge.errors import (
 )
 from finegauge.formats import launcher_files, model_names, shipped_data
 from finegauge.formats.launcher_files import ALONE, Alongside
+from finegauge.formats.run_argument import parse
 from finegauge.formats.sheet import BLOCK, flattened, in_sections, known_model, repository, value_at, without
 from finegauge.records import NamedTuple
 from finegauge.run import rules
 from finegauge.run.field import flag, version_numbers, whole
-from finegauge.run.options import SPELLINGS
 from finegauge.run.rules import BY_GPU
-from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, field_of_choice, figures
+from finegauge.run.run import FIELDS, FROM_COMMAND_LINE, FROM_FILE, Run, figures
 
 MAX_WARNINGS = 20
 RUN_FILE = "run_file"
@@ -62,7 +62,6 @@ _HARMLESS = (
     r"|no_\w+_fusion|no_position_embedding|use_flash_attn|vocab_file|merge_file|loss_scale\w*|\w*dropout|epsilon"
     r"|fraction|ratio|style|num_workers|workers|timeout|backend|overlap)([._]|$)|^\w$"
 )
-_OF_LEARNING = r"lr|learning_rate|lr_scheduler\w*|warmup\w*|weight_decay|max_grad_norm|seed"
 _UNDIVIDED = ("none", "null", "0", "1")
 _NO = ("", "false", "none", "0", "0.0", "no", "{}", "[]", "-1")
 _NOTHING = ("", "null", "~")
@@ -223,48 +222,6 @@ def known_keys(name: str) -> frozenset[str]:
     return frozenset(words)
 
 
-def parse(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
-    """Return {key: value} of the command line's `key=value` words, keys also spelled as trainers do.
-
-    Raises: FieldError for a word without "=", UnknownKeyError for a key not in `known`.
-    """
-    overrides: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        name = name.strip().removeprefix("--").replace("-", "_")
-        if name not in known and (spelled := SPELLINGS.get(name.lower())):
-            field, _, implied = spelled.partition("=")
-            if not implied:
-                name = field
-            elif not equals or value.strip().lower() == "true":
-                name, equals, value = field, "=", implied
-        if not equals or not name:
-            meant = _meant(name)
-            raise FieldError(f"{shown(word)} is not of the form key=value, such as {meant}.")
-        if name not in known and re.fullmatch(_OF_LEARNING, name):
-            raise FieldError(f"{name} changes neither memory nor time; leave it out.")
-        if name not in known:
-            raise UnknownKeyError("command line", name, known=known)
-        overrides |= _of_method(value) if name == "method" else {name: value.strip()}
-    return overrides
-
-
-def _of_method(value: str) -> dict[str, str]:
-    """Return the fields that a method means: dora is an adapter, galore an optimizer, dpo a phase."""
-    word = value.strip().lower().replace("-", "_")
-    name = field_of_choice(word, ("method", "adapter", "optimizer", "phase"))
-    if name in ("", "method"):
-        return {"method": FIELDS["method"].aliases.get(word, value.strip())}
-    method = {"adapter": "lora", "optimizer": "full"}.get(name)
-    return {name: word} | ({"method": method} if method else {})
-
-
-def _meant(word: str) -> str:
-    """Return how a value without its field is written: `attention=flash`, `packing=true`."""
-    field, flag = field_of_choice(word.lower(), FIELDS), word in FIELDS and FIELDS[word].kind == "flag"
-    return f"{word}=true" if flag else f"{field}={word}" if field else "micro_batch_size=4"
-
-
 def lay_over(fields: dict[str, Any], origins: dict[str, str], overrides: dict[str, str]) -> None:
     """Put `overrides` over `fields`, dropping what only the overridden values had needed."""
     asked = overrides.get("method")
@@ -309,10 +266,21 @@ def read(
     model_names.take_copy(reading.fields, reading.origins, reading.warnings)
     reading.warn_of_keys()
     lay_over(reading.fields, reading.origins, own)
+    _upcast(reading.fields, reading.origins)
     model_names.take_samples(reading.fields, reading.warnings)
     if "add num_gpus=8" not in str(reading.warnings):
         reading.warnings += launcher_files.unsaid_gpus(reading.fields)
     return Run.from_fields(reading.fields, reading.origins, tuple(dict.fromkeys(reading.warnings)))
+
+
+def _upcast(fields: dict[str, Any], origins: dict[str, str]) -> None:
+    """Hold what FSDP trains under mixed precision in fp32, as accelerate does (`prepare_model`)."""
+    name = {"full": "weights_dtype", "lora": "adapter_dtype"}.get(str(fields.get("method")), "")
+    sharded = str(fields.get("sharding", "none")).startswith(("fsdp", "hybrid"))
+    mixed = str(fields.get("autocast", "none")) != "none" and fields.get(name) in ("bf16", "fp16")
+    upcasts = sharded and mixed and framework_of(str(fields.get("framework"))).upcasts_fsdp
+    if upcasts and origins.get(name) != FROM_COMMAND_LINE:
+        fields[name], origins[name] = "fp32", "accelerate: FSDP's mixed precision"
 
 
 def _method_keys(format_: Format, method: str) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from finegauge.catalogue.tables import refused
 from finegauge.documents import MAX_BYTES, parse_toml, parse_yaml, read_text
 from finegauge.errors import FileFormatError, FineGaugeError, UnknownKeyError, UnknownNameError, shown
 from finegauge.formats import key_table, launcher_files, model_names
-from finegauge.formats.key_table import RUN_FILE, Format, lay_over, parse, recognise
+from finegauge.formats.key_table import RUN_FILE, Format, lay_over, recognise
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.run_argument import (
     ARGUMENTS,
@@ -26,6 +26,7 @@ from finegauge.formats.run_argument import (
     RunArgument,
     content,
     in_words,
+    parse,
     resolve,
 )
 from finegauge.formats.sheet import BLOCK

@@ -1,4 +1,4 @@
-"""What a RUN argument is: one resolver for every command that takes one.
+"""What a RUN argument is, and the words beside it: one resolver for every command that takes one.
 
 What people have in hand, told apart in this order: a command after `--` (" -- accelerate launch train.py"),
 standard input ("-"), a file or folder that is there, a page of the Hugging Face Hub, the path of a file that
@@ -7,14 +7,22 @@ is not there, a model's name. Nothing is opened but a folder, to see which of it
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 from finegauge.documents import MAX_BYTES, text_of
-from finegauge.errors import FileFormatError, InputError, UnknownNameError, did_you_mean, shown
+from finegauge.errors import (
+    FieldError,
+    FileFormatError,
+    InputError,
+    UnknownKeyError,
+    UnknownNameError,
+    did_you_mean,
+    shown,
+)
 from finegauge.run.options import SPELLINGS
-from finegauge.run.run import field_of_choice
+from finegauge.run.run import FIELDS, field_of_choice
 
 COMMAND, STDIN, FILE, MODEL = "command", "stdin", "file", "model"
 COMMAND_MARK = " -- "  # before a command; click takes no word with a space in front for an option
@@ -33,6 +41,7 @@ _UNSAID = frozenset(  # between a model, its settings and its GPU
     )
 )
 _MOST_WORDS = 16
+_OF_LEARNING = r"lr|learning_rate|lr_scheduler\w*|warmup\w*|weight_decay|max_grad_norm|seed"
 _OLLAMA_PAGE = r"(?i)(?:https?://)?(?:www\.)?ollama\.com/(?:library/)?"
 _HUB_ID = r"(?a)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?"  # compiled where one is needed
 
@@ -107,6 +116,48 @@ def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...
         end = max(at for at, model in enumerate(models) if model)
         return models[end], (*names[end + 1 :], *settings)  # of which the first is refused
     return argument, words
+
+
+def parse(words: Iterable[str], known: Collection[str]) -> dict[str, str]:
+    """Return {key: value} of the command line's `key=value` words, keys also spelled as trainers do.
+
+    Raises: FieldError for a word without "=", UnknownKeyError for a key not in `known`.
+    """
+    overrides: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        if name not in known and (spelled := SPELLINGS.get(name.lower())):
+            field, _, implied = spelled.partition("=")
+            if not implied:
+                name = field
+            elif not equals or value.strip().lower() == "true":
+                name, equals, value = field, "=", implied
+        if not equals or not name:
+            meant = _meant(name)
+            raise FieldError(f"{shown(word)} is not of the form key=value, such as {meant}.")
+        if name not in known and re.fullmatch(_OF_LEARNING, name):
+            raise FieldError(f"{name} changes neither memory nor time; leave it out.")
+        if name not in known:
+            raise UnknownKeyError("command line", name, known=known)
+        overrides |= _of_method(value) if name == "method" else {name: value.strip()}
+    return overrides
+
+
+def _of_method(value: str) -> dict[str, str]:
+    """Return the fields that a method means: dora is an adapter, galore an optimizer, dpo a phase."""
+    word = value.strip().lower().replace("-", "_")
+    name = field_of_choice(word, ("method", "adapter", "optimizer", "phase"))
+    if name in ("", "method"):
+        return {"method": FIELDS["method"].aliases.get(word, value.strip())}
+    method = {"adapter": "lora", "optimizer": "full"}.get(name)
+    return {name: word} | ({"method": method} if method else {})
+
+
+def _meant(word: str) -> str:
+    """Return how a value without its field is written: `attention=flash`, `packing=true`."""
+    field, flag = field_of_choice(word.lower(), FIELDS), word in FIELDS and FIELDS[word].kind == "flag"
+    return f"{word}=true" if flag else f"{field}={word}" if field else "micro_batch_size=4"
 
 
 def _setting(word: str) -> str:

@@ -67,7 +67,8 @@ _STREAM = tuple(
 _CORE = f"{_ACTOR}.megatron"
 _PARKED = tuple(f"{one}.{what}_offload" for one in (_SHARDS, _CORE) for what in ("param", "optimizer"))
 _DTYPES = (f"{_SHARDS}.model_dtype", "model.fsdp_config.model_dtype")  # of the actor, of SFT
-_PARKED_REFERENCE = "actor_rollout_ref.ref.megatron.param_offload"
+# FSDP keeps it on the host whatever the second says.
+_PARKED_REFERENCE = tuple(f"actor_rollout_ref.ref.{one}.param_offload" for one in ("megatron", "fsdp_config"))
 _REFERENCE = (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 _MEGATRON = {f"{_ACTOR}.megatron.{key}": field for key, field in megatron_lm.DEGREES.items()}
 _OPTIMIZER = (f"{_ACTOR}.optim.optimizer", "optim.optimizer")  # since 0.6
@@ -265,8 +266,8 @@ def _read_other_models(reading: Reading) -> None:
         reading.set("reward_model", "none", *_JUDGES)
     if not any(map(reading.flag, _REFERENCE)):
         reading.set("reference_model", "none", *_REFERENCE)
-    parked = reading.flag(_PARKED_REFERENCE, default=reading.flag(_PARKED[2]))
-    reading.set("reference_offload", sharded or parked, _PARKED_REFERENCE)
+    parked = reading.flag(_PARKED_REFERENCE[0], default=reading.flag(_PARKED[2]))
+    reading.set("reference_offload", sharded or parked, *_PARKED_REFERENCE)
 
 
 def _read_own_gpus(reading: Reading) -> None:
@@ -320,7 +321,7 @@ _KEYS = (
     *(*_CHECKPOINTING, *_RECOMPUTE, *_DTYPES, *_OPTIMIZER, _OFFLOADED, *_ULYSSES, *_JOINED, *_ATTENTION),
     *(*_MEGATRON, *_OF_CORE, *_ON_HOST, *_STRATEGIES, _RESHARD, _GROUP, "critic.enable"),
     *(_DYNAMIC, *_CRITIC, *_JUDGES, *_JUDGE, *_PARKED, *_OWN_GPUS, *_STREAM, _BYPASS),
-    *(*_REFERENCE, _PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
+    *(*_REFERENCE, *_PARKED_REFERENCE, *_MICRO, *_MICRO_OF_ALL),
 )
 FORMAT = Format(
     "verl",
