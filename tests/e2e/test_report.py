@@ -266,6 +266,11 @@ def test_a_gpu_is_assumed_as_estimate_assumes_it(tmp_path: Path) -> None:
     assert done.out.startswith("gpu A100")
 
 
+def test_a_subject_that_looks_like_a_setting() -> None:
+    done = finegauge("report", "a=b")
+    assert (done.code, done.err) == (64, "Error: No file 'a=b'.\n")
+
+
 def test_documents_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, said in (

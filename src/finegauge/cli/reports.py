@@ -56,7 +56,8 @@ def report(
     kind = _kind(output)
     if key is not None and kind not in PICTURES:
         raise InputError("--figure chooses what a .png or .svg shows; add -o FILE.png or -o FILE.svg.")
-    (subject, *others), overrides = parted((subject, *more))
+    named, overrides = parted((subject, *more))
+    subject, *others = named or [subject]
     if others and planned:
         raise InputError("--plan is for one run; leave the others out.")
     if others:

@@ -213,10 +213,13 @@ def one_run(run_file: str, overrides: Iterable[str], gpus: Iterable[str], what: 
 
 
 def parted(words: Iterable[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the RUNs among the arguments of a command that takes several, and the overrides."""
+    """Return the RUNs among the arguments of a command that takes several, and the overrides.
+
+    Several words that name one model and its GPU are one RUN, where none of them is a file.
+    """
     named = [word for word in words if "=" not in word or word.startswith(" ") or os.path.exists(word)]
     overrides = tuple(word for word in words if word not in named)
-    if len(named) > 1:
+    if len(named) > 1 and not any(map(os.path.exists, named[1:])):
         from finegauge.formats.run_argument import in_words
 
         run, settings = in_words(named[0], tuple(named[1:]))

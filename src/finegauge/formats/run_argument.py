@@ -99,10 +99,11 @@ def in_words(argument: str, words: tuple[str, ...]) -> tuple[str, tuple[str, ...
         return argument, words
     from finegauge.catalogue.gpus import counted, known_gpu
 
-    settings = tuple(filter(None, map(_setting, rest)))
-    spoken = [word for word in rest if not _setting(word)]
+    set_by = {word: _setting(word) for word in rest}
+    settings = tuple(filter(None, map(set_by.__getitem__, rest)))
+    spoken = [word for word in rest if not set_by[word]]
     names = [first, *(word for word in spoken if word.casefold() not in _UNSAID)]
-    if len(names) > _MOST_WORDS or any(map(os.path.exists, names[1:])):
+    if len(names) > _MOST_WORDS:
         return argument, words
     models = [_model_of(names[: end + 1]) for end in range(len(names))]
     for end, model in enumerate(models, start=1):

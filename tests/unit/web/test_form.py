@@ -50,6 +50,9 @@ def test_a_question_in_words_is_a_run() -> None:
     for path in ("/etc/passwd on a 3090", "../../etc/hosts qlora"):
         with pytest.raises(InputError, match="names a file"):
             asked(path, {})
+    for word in ("pyproject.toml", "nowhere.toml"):  # whether a file is there is not said
+        with pytest.raises(InputError, match=f"'{word}' is not of the form key=value"):
+            asked(f"llama 3 8b on {word}", {})
 
 
 def test_a_config_json_is_a_model() -> None:
