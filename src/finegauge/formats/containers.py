@@ -286,7 +286,7 @@ def _of_dstack(keys: Mapping[str, Any], gpu: Any) -> Task:
 
 
 def of_build(text: str, name: str, words: Sequence[str] = ()) -> list[Task]:
-    """Return the commands of a Dockerfile, a script of Windows, a Makefile or justfile that is told `words`.
+    """Return the commands of a Dockerfile, a script of Windows, a Makefile or justfile called with `words`.
 
     Raises: FileFormatError for one that is too long.
     """

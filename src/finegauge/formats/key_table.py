@@ -26,7 +26,16 @@ from finegauge.errors import (
 from finegauge.formats import launcher_files, model_names, shipped_data
 from finegauge.formats.launcher_files import ALONE, Alongside
 from finegauge.formats.run_argument import parse
-from finegauge.formats.sheet import BLOCK, flattened, in_sections, known_model, repository, value_at, without
+from finegauge.formats.sheet import (
+    BLOCK,
+    flattened,
+    in_sections,
+    known_model,
+    mixes_under_fsdp,
+    repository,
+    value_at,
+    without,
+)
 from finegauge.records import NamedTuple
 from finegauge.run import rules
 from finegauge.run.field import flag, version_numbers, whole
@@ -276,9 +285,8 @@ def read(
 def _upcast(fields: dict[str, Any], origins: dict[str, str]) -> None:
     """Hold what FSDP trains under mixed precision in fp32, as accelerate does (`prepare_model`)."""
     name = {"full": "weights_dtype", "lora": "adapter_dtype"}.get(str(fields.get("method")), "")
-    sharded = str(fields.get("sharding", "none")).startswith(("fsdp", "hybrid"))
-    mixed = str(fields.get("autocast", "none")) != "none" and fields.get(name) in ("bf16", "fp16")
-    upcasts = sharded and mixed and framework_of(str(fields.get("framework"))).upcasts_fsdp
+    narrow = fields.get(name) in ("bf16", "fp16") and mixes_under_fsdp(fields)
+    upcasts = narrow and framework_of(str(fields.get("framework"))).upcasts_fsdp
     if upcasts and origins.get(name) != FROM_COMMAND_LINE:
         fields[name], origins[name] = "fp32", "accelerate: FSDP's mixed precision"
 
@@ -512,7 +520,8 @@ class Reading:
         unknown, blocks = list[str](), list[str]()
         for key, value in flattened(self.keys, sections):
             top = key.partition(".")[0]
-            if value is None or {key, key.removeprefix("no_"), top} & read or {key, f"{top}.*"} & {*known}:
+            is_read = {key, key.removeprefix("no_"), top} & read
+            if value is None or is_read or key in known or f"{top}.*" in known:
                 continue
             off = str(value).lower() in ("false", "0") or (
                 re.search(_HARMLESS, key[:200]) and "percent" not in key

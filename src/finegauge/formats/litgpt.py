@@ -110,7 +110,7 @@ def _read_batch(reading: Reading) -> None:
 
 
 def _read_data(reading: Reading) -> None:
-    """Read the data, Alpaca's where fine-tuning is told of none."""
+    """Read the data, Alpaca's where fine-tuning names none."""
     data = reading.get("data", "alpaca" if reading.fields["phase"] == "sft" else "")
     data = data.get("class_path") if isinstance(data, dict) else data
     named = str(data or "").rpartition(".")[2].lower()

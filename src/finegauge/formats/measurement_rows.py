@@ -14,6 +14,7 @@ from finegauge.catalogue.frameworks import Framework, named_in
 from finegauge.catalogue.gpus import known_gpu
 from finegauge.documents import cache_path, parse_json, write_document
 from finegauge.errors import FieldError, UnknownNameError, did_you_mean, shown
+from finegauge.formats.sheet import mixes_under_fsdp
 from finegauge.run.rules import SERVING
 from finegauge.run.run import FIELDS
 
@@ -445,9 +446,7 @@ def _mixed_precision(row: Settings) -> None:
     mixed precision, not the weights' file, decides what the shards hold.
     """
     fields = row.fields
-    sharded = str(fields.get("sharding", "none")).startswith(("fsdp", "hybrid"))
-    mixed = str(fields.get("autocast", "none")).lower() not in ("none", "", "false", "no")
-    if fields["method"] == "full" and sharded and mixed and fields.get("weights_dtype") != "fp32":
+    if fields["method"] == "full" and mixes_under_fsdp(fields) and fields.get("weights_dtype") != "fp32":
         fields["weights_dtype"] = "fp32"
         row.defaults.append("weights_dtype=fp32 (FSDP mixed precision keeps fp32 shards)")
 

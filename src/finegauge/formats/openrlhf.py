@@ -145,7 +145,7 @@ def _read_judges(reading: Reading) -> None:
         learns = reading.fields["phase"] == "ppo"
         if roles := ["reference"] * reference + ["critic"] * learns + ["reward model"] * (not by_rule):
             reading.warn(f"GPUs of their own: {', '.join(roles)}; they are counted among the actor's.")
-    if reading.fields["phase"] == "ppo":  # which begins as the reward model, unless it is told otherwise
+    if reading.fields["phase"] == "ppo":  # which begins as the reward model, unless stated otherwise
         rollout_keys.other_model(reading, "critic_model", reading.which("critic_pretrain", "reward_pretrain"))
 
 

@@ -39,6 +39,7 @@ _TRL_WORDS = ("SFT", "DPO", "GRPO", "Reward", "KTO", "ORPO", "CPO", "PPO", "RLOO
 _TRL_ARGUMENTS = {f"{word}Config": word.lower() for word in _TRL_WORDS}
 _TRL_TRAINERS = {f"{word}Trainer": word.lower() for word in _TRL_WORDS}
 _HF_ARGUMENTS = {"TrainingArguments", "Seq2SeqTrainingArguments", "UnslothTrainingArguments"}
+_ARGUMENTS = {*_TRL_ARGUMENTS} | _HF_ARGUMENTS
 _TRAINERS = {*_TRL_TRAINERS, "Trainer", "Seq2SeqTrainer", "UnslothTrainer"}
 _UNSLOTH = ("FastLanguageModel", "FastModel", "FastVisionModel", "FastSentenceTransformer")
 # Classes whose arguments are a framework's own keys: the module that reads them.
@@ -152,7 +153,7 @@ def load_python(
         of_class = script.theirs == "autotrain"  # whose class names what `autotrain llm` takes
         keys = of_options({"task": "llm", **script.keys}) if of_class else script.keys
         return Script(keys, script.theirs, warnings)
-    if not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS | _TRAINERS):
+    if not script.calls & (_ARGUMENTS | _TRAINERS):
         loop = own_loop(list(ast.walk(tree)), script.values, script.modules)
         vllm = script.modules.get("LLM", "").startswith("vllm")
         if not loop or "model_name_or_path" not in script.keys or vllm:
@@ -204,10 +205,10 @@ def _unread(script: "_Reader", keys: Mapping[str, Any]) -> Iterator[str]:
         yield "compute_metrics keeps the logits of all samples: eval_samples=N eval_logits=true counts them"
     if script.starts_several:
         yield "it starts several trainings: the first is read"
-    made = [name for name in sorted({*_TRL_ARGUMENTS} | _HF_ARGUMENTS) if script.made[name] > 1]
+    made = [name for name in sorted(_ARGUMENTS) if script.made[name] > 1]
     if made:
         yield f"{made[0]} is called {script.made[made[0]]} times: what the first says stands"
-    if script.has_arguments and not script.calls & ({*_TRL_ARGUMENTS} | _HF_ARGUMENTS):
+    if script.has_arguments and not script.calls & _ARGUMENTS:
         yield "the training arguments are made elsewhere: they count as the defaults"
 
 
@@ -288,7 +289,7 @@ class _Reader:
             one.name
             for one in functions
             if isinstance(last := one.body[-1], ast.Return) and isinstance(last.value, ast.Call)
-            if last_name(last.value.func) in {*_TRL_ARGUMENTS} | _HF_ARGUMENTS
+            if last_name(last.value.func) in _ARGUMENTS
         }
         self.model_computed = False
         self.loads_adapters = False  # of another training, to go on with
@@ -368,8 +369,8 @@ class _Reader:
             self._take(call, None)
             for argument in call.args[:1]:
                 self._spread(argument, None)
-        elif name in _TRL_ARGUMENTS or name in _HF_ARGUMENTS:
-            before = sum(self.made[one] for one in {*_TRL_ARGUMENTS} | _HF_ARGUMENTS) > 1
+        elif name in _ARGUMENTS:
+            before = sum(self.made[one] for one in _ARGUMENTS) > 1
             if not before or any(one.arg is None for one in call.keywords):
                 self._note("trainer", _TRL_ARGUMENTS.get(name))
                 self._take(call, None)
@@ -518,10 +519,7 @@ class _Reader:
     def _amend(self, target: ast.expr, value: ast.expr) -> None:
         """Read an argument that is set after the call: training_args.max_steps = 10."""
         if isinstance(target, ast.Name) and isinstance(value, ast.Call):
-            if (
-                callee(value.func)[1]
-                in self._makers | {*_TRL_ARGUMENTS, *_OTHERS, "load_cfg", "LoraConfig"} | _HF_ARGUMENTS
-            ):
+            if callee(value.func)[1] in self._makers | _ARGUMENTS | {*_OTHERS, "load_cfg", "LoraConfig"}:
                 self._trainings.add(target.id)
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):  # of a parser
             self._trainings |= {name for name in map(last_name, target.elts) if "train" in name}

@@ -266,6 +266,12 @@ def scalar(value: Any) -> Any:
         return value
 
 
+def mixes_under_fsdp(fields: Mapping[str, Any]) -> bool:
+    """Return whether FSDP trains under mixed precision: accelerate then holds what trains in fp32."""
+    sharded = str(fields.get("sharding", "none")).startswith(("fsdp", "hybrid"))
+    return sharded and str(fields.get("autocast", "none")).lower() not in ("none", "", "false", "no")
+
+
 def held_by(text: Any) -> dict[str, Any] | None:
     """Return the mapping that a text of YAML, JSON or TOML holds; None of anything else."""
     for parse in (parse_yaml, parse_toml) if isinstance(text, str) else ():

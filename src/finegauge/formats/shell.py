@@ -90,7 +90,7 @@ def _functions(text: str, asked: Sequence[str], *, whole: bool) -> tuple[dict[st
     return found, "".join([*parts, text[at:]])
 
 
-class Block:
+class _Block:
     """A condition, a loop or a group, and whether the branch that is read is taken (None: it may be)."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Block:
         live: bool,
         word: str = "",
         begin: int = 0,
-        again: "Callable[[Block], bool] | None" = None,
+        again: "Callable[[_Block], bool] | None" = None,
     ) -> None:
         """Begin before the first branch; `word`: what a case compares; a loop goes to `begin` if `again`."""
         self.closes, self.word, self.begin, self.again = closes, word, begin, again
@@ -156,7 +156,7 @@ class Shell(Words):
         self._functions: dict[str, str] = {}
         self.calls = [0, 0]  # of all shells of a script, and turns of their loops
         self._include(text, arguments)
-        self._blocks: list[Block] = []
+        self._blocks: list[_Block] = []
         self._unclear = set[str]()  # variables that branches set to one value and to another
         self._locals = set[str]()  # of a function
         self._before: tuple[bool | None, str] = None, ""  # what a test came to, and "&&" or "||" behind it
@@ -271,7 +271,7 @@ class Shell(Words):
         return True
 
     def _written(self, words: list[str], target: str) -> bool:
-        """Return whether a command writes a file whose text is told, and keep that text."""
+        """Return whether a command writes a file whose text is known, and keep that text."""
         names = [word for word in words[1:] if word[:1] != "-"]
         if names and (words[0] in ("tee", "cp") or (words[0] == "sed" and "-i" in words)):
             target = names[-1]
@@ -290,7 +290,7 @@ class Shell(Words):
         return True
 
     def _keep(self, target: str, text: str) -> None:
-        """Keep what is written into a file, if it is told."""
+        """Keep what is written into a file, if it is known."""
         self._documents += 1
         if text.strip() and text[:2] != "$(" and self._documents <= MAX_DOCUMENTS:
             name = WORKING.sub("", target)
@@ -328,7 +328,7 @@ class Shell(Words):
             self._part(words[0])
             words = words[1:]
         if words[:1] == ["case"] and words[2:3] == ["in"]:
-            self._blocks.append(Block("esac", live=self._is_live(), word=words[1]))
+            self._blocks.append(_Block("esac", live=self._is_live(), word=words[1]))
             words = words[3:]
         block = self._blocks[-1] if self._blocks else None
         if block is not None and block.patterns is not None:
@@ -383,19 +383,19 @@ class Shell(Words):
                 self._sum(first)
                 live = self._decided(["((", test]) is not False
 
-            def again(_: Block) -> bool:
+            def again(_: _Block) -> bool:
                 self._sum(step)
                 return self._decided(["((", test]) is True
         else:
             turns = words[3:] if "in" in words[2:3] else self._arrays["@"]
             left = iter(turns if words[0] == "for" else [])
 
-            def again(_: Block) -> bool:
+            def again(_: _Block) -> bool:
                 value = next(left, None)
                 self.variables |= {words[1]: value} if value is not None else {}
                 return value is not None
 
-        self._blocks.append(block := Block("done", live=live, begin=self._at, again=again))
+        self._blocks.append(block := _Block("done", live=live, begin=self._at, again=again))
         if live and turns:
             again(block)
 
@@ -408,7 +408,7 @@ class Shell(Words):
                 self._is_live() and not self._is_skipped(),
                 turns if word in ("while", "until") else None,
             )
-            self._blocks.append(Block(CLOSES[word], live=live, word=word, begin=self._begin, again=again))
+            self._blocks.append(_Block(CLOSES[word], live=live, word=word, begin=self._begin, again=again))
             self._said = [] if word == "{" else self._said
             self._before = None, ""
         elif block is None:
@@ -430,7 +430,7 @@ class Shell(Words):
         elif word == ";;" and block.closes == "esac":
             block.live, block.patterns = False, []
 
-    def _close(self, block: Block) -> None:
+    def _close(self, block: _Block) -> None:
         """Leave a block, of a loop for its next turn."""
         self._blocks.pop()
         self._before = block.live, ""
@@ -441,7 +441,7 @@ class Shell(Words):
             self._at, block.tests, block.live, block.resumes = block.begin, [], True, False
             self._blocks += [] if isinstance(block.again, partial) else [block]
 
-    def _turns(self, given: int, known: Mapping[str, str], block: Block) -> bool:
+    def _turns(self, given: int, known: Mapping[str, str], block: _Block) -> bool:
         """Return whether a loop turns again: over arguments, or as long as its test is decided and new."""
         return len(self._arrays["@"]) not in (0, given) or (block.sure and known != self.variables)
 
