@@ -126,9 +126,15 @@ def test_what_was_cut_short_is_measured_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_half_a_minute_on_this_cpu(tmp_path: Path) -> None:
-    """Where a busy machine passes the first runs over, the next call has more time and begins with them."""
+    """Where a busy machine passes the first runs over, the next call has more time and begins with them.
+
+    What was measured first may then be a run without a predicted step: one in 4 bits, whose kernels the
+    operators' quarter of the time did not reach.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     store, operators = Trials(str(tmp_path / "trials.jsonl")), tmp_path / "devices" / "cpu.json"
+    beside = re.compile(r"step \S+ s \(\S+\)")  # predicted beside measured
+    shown = ""
     every = {"layers", "kernels"}
     completed: list[tuple[set[str], Profile]] = []
     for minutes in ("0.5", "1", "4"):
@@ -144,19 +150,21 @@ def test_half_a_minute_on_this_cpu(tmp_path: Path) -> None:
             env=environment,
         )
         assert "Traceback" not in ended.stderr
+        shown += ended.stdout
         ends = [(end, store.profile(end)) for end in store.look().entries if end.event == ENDED]
         completed = [
             ({name for name in every if end.asked[name]}, profile)
             for end, profile in ends
             if profile.outcome == "completed"
         ]
-        if operators.exists() and any(asked == every for asked, _ in completed):
+        whole = any(asked == every for asked, _ in completed)
+        if operators.exists() and whole and beside.search(shown):
             break
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.returncode == 0, shown + ended.stderr
     assert device_profile(str(operators)).select("linear", "fp32", "forward")
-    assert any(asked == every for asked, _ in completed), ended.stdout
+    assert whole, shown
     for asked, profile in completed:
         assert {"timing", "memory", "energy"} | asked <= set(profile.observations)
         assert profile.step_time_s.depth == 3 if asked else profile.step_time_s.total > 0
         assert profile.peak_memory_bytes.total > 0
-    assert re.search(r"step \S+ s \(\S+\)", ended.stdout)  # predicted beside measured
+    assert beside.search(shown), shown

@@ -16,7 +16,7 @@ from typing import Any
 from finegauge.catalogue.tables import refusal
 from finegauge.documents import parse_toml, parse_yaml
 from finegauge.errors import FileFormatError, shown
-from finegauge.formats import notebooks, programs, scripts
+from finegauge.formats import programs, scripts
 from finegauge.formats.containers import Task, of_build, tasks_of_python, unread
 from finegauge.formats.expansions import UNSET
 from finegauge.formats.key_table import RUN_FILE, recognise
@@ -41,6 +41,7 @@ from finegauge.formats.launchers import (
     whole_of,
 )
 from finegauge.formats.programs import LLAMA_FACTORY, MODULES, SCRIPTS, TOOLS, Program
+from finegauge.formats.script_text import cells
 from finegauge.formats.sheet import BLOCK, laid_over, mapping_in
 from finegauge.formats.shell import Command, Shell
 from finegauge.records import NamedTuple
@@ -115,7 +116,7 @@ def of_notebook(text: str, file: str, name: str) -> Launch:
 
     Raises: FileFormatError where there is none.
     """
-    python, shell, files = notebooks.cells(text, name)
+    python, shell, files = cells(text, name)
     named = re.findall(r'"(?:gpuType|accelerator)":\s*"([\w-]{2,40})"', text)[:4]  # Colab's and Kaggle's
     card = next(filter(None, map(known_card, named)), {})
     try:
@@ -476,8 +477,8 @@ def _as_keys(
     """Return options and file of a program whose options have other names than its file's, under these."""
     if program.reader == "torchtune":
         keys = _of_torchtune(options, re.findall(r"(\w+)\.py$", named) or loose, keys)
-    elif program.reader == "megatron_recipes:NEMO":
-        from finegauge.formats.megatron_recipes import recipe_of_command
+    elif program.reader == "nemo:NEMO":
+        from finegauge.formats.nemo import recipe_of_command
 
         keys = {**keys, **recipe_of_command(named, options, loose)}
     elif program.renamed is not None:

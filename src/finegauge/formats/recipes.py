@@ -66,7 +66,7 @@ def recipe_in(
     named = " ".join(modules.values())
     if _OF_NEMO.search(named):
         recipe, computed, remark = _of_nemo(nodes, values, modules, wanted)
-        return {**recipe, READER: "megatron_recipes:NEMO"} if recipe else {}, computed, remark
+        return {**recipe, READER: "nemo:NEMO"} if recipe else {}, computed, remark
     if "torchtitan" not in named:
         return {}, set(), ()
     recipe, remark = _of_torchtitan(nodes, values, modules, wanted)
@@ -146,7 +146,7 @@ def _of_nemo(
 ) -> tuple[dict[str, Any], set[str], tuple[str, ...]]:
     """Return what a script states over a NeMo 2 or Megatron-Bridge recipe, and computes."""
     from finegauge.formats.megatron_lm import FORMAT
-    from finegauge.formats.megatron_recipes import RENAMED, recipe_of
+    from finegauge.formats.nemo import RENAMED, recipe_of
 
     functions = {one.name: one for one in nodes if isinstance(one, ast.FunctionDef)}
     makers = [name for name in functions if recipe_of(name, "")]
@@ -203,7 +203,7 @@ class _Lines(NamedTuple):
 
     def _of_call(self, call: ast.Call, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return what one call states, over what stood before it."""
-        from finegauge.formats.megatron_recipes import BASES, recipe_of, shipped_recipe
+        from finegauge.formats.nemo import BASES, recipe_of, shipped_recipe
 
         (owner, name), words = callee(call.func), self.values.named(call)
         if self.open and name in self.functions and name not in self.open:

@@ -15,11 +15,16 @@ from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
 from finegauge.formats.loops import imports, instead, name_linears, own_loop, without_opaque
 from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
-from finegauge.formats.notebooks import MAX_SCRIPT
 from finegauge.formats.python_values import Files, Values
 from finegauge.formats.recipes import READER, hydra_settings, recipe_in
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
-from finegauge.formats.script_text import drop_dead_branches, drop_later, unfold_partials, with_neighbours
+from finegauge.formats.script_text import (
+    MAX_SCRIPT,
+    drop_dead_branches,
+    drop_later,
+    unfold_partials,
+    with_neighbours,
+)
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple
