@@ -80,7 +80,7 @@ def test_the_largest_batch_by_trials(tmp_path: Path) -> None:
     figures = {"model_type": "llama", "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64}
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**figures, "num_hidden_layers": 1, "num_attention_heads": 4}), "utf-8")
-    question = (str(config), "weights_dtype=fp32", "seq_len=64")
+    question = (str(config), "weights_dtype=fp32", "seq_len=64", "gradient_accumulation_steps=1")
     done = finegauge("max-batch", *question, "--measured", "--memory-limit", "80MB", "--json")
     assert (done.code, done.err) == (0, "")
     whole = json.loads(done.out)
