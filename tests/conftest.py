@@ -9,9 +9,9 @@ ship, with folders of their own for what a test stores.
 What a test in `OF_THE_MACHINE` sees depends on what else the machine does: where it fails it is asked once
 more, and the summary names it.
 
-Coverage looks at the first `TRACED_S` of a test: what takes longer runs the same lines thousands of times,
-and tracing is half of its time. pytest-cov's `no_cover` does nothing in the workers of pytest-xdist: version
-7.1 starts two collectors there, and stops one of them.
+Coverage looks away from `UNTRACED`, where the same lines run thousands of times: tracing is half of their
+time. pytest-cov's `no_cover` does nothing in the workers of pytest-xdist: version 7.1 starts two collectors
+there, and stops one of them.
 
 With CI=true a skipped test fails the run, for it means that a tool is missing which CI should have
 installed. Two skips are right even there: no GPU, and no ../shared on a machine that has none.
@@ -20,7 +20,6 @@ installed. Two skips are right even there: no GPU, and no ../shared on a machine
 import ast
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -59,7 +58,7 @@ OF_THE_MACHINE = (  # real browsers, clusters, processes that are killed, clocks
     "tests/unit/measurement",
     "tests/unit/web",
 )
-TRACED_S = 2.0  # of the processor
+UNTRACED = ("tests/fuzz", "tests/unit/web/test_injection.py", "tests/unit/web/test_openapi.py")
 HAS_GPU = shutil.which("nvidia-smi") is not None
 NO_GPU = "no NVIDIA GPU on this machine"
 
@@ -121,23 +120,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Run a test without a trace function after its first seconds, in threads that it starts then too."""
-    tracers: tuple[Any, Any] = sys.gettrace(), threading.gettrace()
-    if tracers == (None, None) or not hasattr(signal, "ITIMER_VIRTUAL"):
+    """Run a test of `UNTRACED` without a trace function, in threads that it starts too."""
+    if not item.nodeid.startswith(UNTRACED):
         return (yield)
-
-    def look_away(*_: object) -> None:
-        nobody: Any = None
-        sys.settrace(nobody)
-        threading.settrace(nobody)
-
-    before = signal.signal(signal.SIGVTALRM, look_away)
-    signal.setitimer(signal.ITIMER_VIRTUAL, TRACED_S)
+    tracers: tuple[Any, Any] = sys.gettrace(), threading.gettrace()
+    nobody: Any = None
+    sys.settrace(nobody)
+    threading.settrace(nobody)
     try:
         return (yield)
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
         sys.settrace(tracers[0])
         threading.settrace(tracers[1])
 
