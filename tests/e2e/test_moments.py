@@ -27,7 +27,7 @@ CONFIG = {
 }  # fmt: skip
 WHOLE = {"method": "full", "weights_dtype": "fp32"}
 LORA = {"method": "lora", "lora_rank": 16}
-# In bf16: a hundred times slower than in fp32 on a processor without instructions for it.
+# In bf16: 10 to 30 times slower than fp32 on a processor without instructions for it.
 FEW_TOKENS = {"seq_len": 16, "micro_batch_size": 1}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "one process, a mapped base model": ("bfloat16", {**LORA, **FEW_TOKENS}),

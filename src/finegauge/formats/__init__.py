@@ -4,6 +4,8 @@ import os
 from functools import cache
 from typing import Any
 
+MAX_SCRIPT = 400_000  # characters, of Python or a shell
+
 
 @cache
 def shipped_data(name: str) -> dict[str, Any]:

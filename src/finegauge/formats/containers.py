@@ -17,12 +17,12 @@ from typing import Any
 from finegauge.catalogue.gpus import cloud_machine
 from finegauge.documents import parse_yaml
 from finegauge.errors import FileFormatError
+from finegauge.formats import MAX_SCRIPT
 from finegauge.formats.launchers import known_card, mounts_of, variables_of, whole_of
 from finegauge.formats.makefiles import of_recipes
 from finegauge.formats.python_values import Values
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
 from finegauge.formats.sheet import listed, mapping_in
-from finegauge.formats.shell_words import MAX_SCRIPT
 from finegauge.records import NamedTuple
 
 _MAX_DOCUMENTS = 50

@@ -9,10 +9,10 @@ Degrees differ from model to model: where neither script nor `bridge_recipes.jso
 Megatron-Bridge 0.6, where a recipe's name tells its GPUs too) states them, they count as 1, said.
 
 NeMo 1's YAML (megatron_gpt_finetuning_config) is superseded but still found on clusters. What no key of it
-says but the framework does (NeMo 1.23): bf16 weights with fp32 master copies sharded by
-the distributed optimizer; selective checkpointing recomputes the core of attention; adapters of rank 32
-on the fused attention projection; the accumulation follows from global_batch_size and the GPUs that the
-file itself states; steps, not epochs, end a run.
+says but the framework does (NeMo 1.23): bf16 weights with fp32 master copies sharded by the distributed
+optimizer; selective checkpointing recomputes the core of attention; adapters of rank 32 on the fused
+attention projection; the accumulation follows from global_batch_size and the GPUs that the file itself
+states; steps, not epochs, end a run.
 """
 
 import re

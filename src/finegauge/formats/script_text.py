@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from finegauge.documents import parse_json
 from finegauge.errors import FileFormatError
+from finegauge.formats import MAX_SCRIPT
 from finegauge.formats.python_values import Files, Values
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
 
-MAX_SCRIPT = 400_000  # characters
 _MAX_SOUGHT, _MAX_NEIGHBOURS = 200, 20  # modules that are looked for, and that are read
 _MAX_NEIGHBOUR = 40_000  # characters
 _FAR = 1_000_000  # lines: a neighbour's stand before those of the text that asks for it

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from finegauge.errors import FieldError, FileFormatError, shown
+from finegauge.formats import MAX_SCRIPT
 from finegauge.formats.autotrain import of_options
 from finegauge.formats.key_table import RUN_FILE, recognise
 from finegauge.formats.launchers import OF_FILES, known_card
@@ -18,13 +19,7 @@ from finegauge.formats.model_keys import PEFT_TYPES, class_of, peft_keys
 from finegauge.formats.python_values import Files, Values
 from finegauge.formats.recipes import READER, hydra_settings, recipe_in
 from finegauge.formats.script_changes import OPAQUE, callee, last_name
-from finegauge.formats.script_text import (
-    MAX_SCRIPT,
-    drop_dead_branches,
-    drop_later,
-    unfold_partials,
-    with_neighbours,
-)
+from finegauge.formats.script_text import drop_dead_branches, drop_later, unfold_partials, with_neighbours
 from finegauge.formats.sheet import BLOCK, samples_of
 from finegauge.formats.trainer_keys import in_all
 from finegauge.records import NamedTuple

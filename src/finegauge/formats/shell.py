@@ -14,6 +14,7 @@ from functools import partial
 from itertools import dropwhile
 
 from finegauge.errors import FileFormatError
+from finegauge.formats import MAX_SCRIPT
 from finegauge.formats.expansions import decided, output
 from finegauge.formats.launchers import WORKING, of_engine, whole_of
 from finegauge.formats.shell_words import (
@@ -21,7 +22,6 @@ from finegauge.formats.shell_words import (
     CLOSES,
     MAX_DOCUMENTS,
     MAX_NESTED,
-    MAX_SCRIPT,
     MAX_VALUE,
     NAME,
     PARTS,

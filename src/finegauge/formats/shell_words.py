@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from finegauge.errors import FileFormatError
+from finegauge.formats import MAX_SCRIPT
 from finegauge.formats.expansions import Read, between, calculated_text, changed
 
 MAX_WORDS = 5_000  # of a command
-MAX_SCRIPT = 400_000  # characters
 MAX_VALUE, MAX_ARRAY = 16_384, 200_000  # characters, of one and of all elements
 MAX_DOCUMENTS, MAX_NESTED = 50, 12
 NAME = re.compile(r"[A-Za-z_]\w{0,63}|[0-9@*#?!$-]")
